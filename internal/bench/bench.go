@@ -24,15 +24,16 @@ import (
 
 // Options of a run.
 type Options struct {
-	Template string   // that most series use
-	Sizes    []string // templates of the fork and hibernate series, which must be baked; none: Template alone
-	Only     []string // names of groups; none: all
-	Scale    float64  // of the numbers of measurements; 1 is a real run
-	Most     int      // sandboxes at once in the density series
-	Registry string   // address of this machine that the node may reach over plain HTTP; none: no images are imported
-	Work     string   // an empty directory for what the container reference needs
-	Tell     func(text string)
-	More     map[string]HostSeries // of the groups that need more than a client; one that is missing is skipped
+	Template string             // that most series use
+	Sizes    []string           // templates of the fork and hibernate series, which must be baked; none: Template alone
+	Only     []string           // names of groups; none: all
+	Scale    float64            // of the numbers of measurements; 1 is a real run
+	MaxIdle  int                // number of sandboxes in the idle series
+	Registry string             // address of this machine that the node may reach over plain HTTP; none: no images are imported
+	Work     string             // an empty directory for what the container reference needs
+	Report   func(group string) // called before each group
+	// HostSeries measures the groups that need more than a client. Groups without an entry are skipped.
+	HostSeries map[string]HostSeries
 }
 
 // run is one run.
@@ -82,7 +83,7 @@ func Groups() []string {
 func CheckGroups(names []string) error {
 	for _, name := range names {
 		if !slices.Contains(Groups(), name) {
-			return fmt.Errorf("there is no group of series %q; there are %s", name, strings.Join(Groups(), ", "))
+			return fmt.Errorf("unknown group of series %q; the groups are %s", name, strings.Join(Groups(), ", "))
 		}
 	}
 	return nil
@@ -133,7 +134,7 @@ func Run(ctx context.Context, cl *client.Client, opt Options) (report *Report, e
 		if len(opt.Only) > 0 && !slices.Contains(opt.Only, p.name) {
 			continue
 		}
-		opt.Tell(p.name)
+		opt.Report(p.name)
 		err := p.do(r, ctx)
 		if ctx.Err() != nil {
 			return r.report, context.Cause(ctx)

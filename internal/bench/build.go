@@ -109,7 +109,7 @@ func (r *run) importImage(ctx context.Context) (err error) {
 		}
 	}()
 	ref := l.Addr().String() + "/bench:1"
-	r.Tell("making an image of 500 MB")
+	r.Report("making an image of 500 MB")
 	if err := pushImage(ctx, ref); err != nil {
 		return err
 	}

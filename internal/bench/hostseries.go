@@ -28,14 +28,14 @@ func (s *Sheet) Add(to *Series, value float64) {
 func (s *Sheet) Times(n int) int { return s.r.times(n) }
 
 // Log says what is going on.
-func (s *Sheet) Log(text string) { s.r.Tell(text) }
+func (s *Sheet) Log(text string) { s.r.Report(text) }
 
 var errNotHere = errors.New("it is measured by the command line on the node's own machine")
 
 // more makes a part of a group that Options.More has.
 func more(name string) part {
 	return part{name, func(r *run, ctx context.Context) error {
-		do := r.More[name]
+		do := r.HostSeries[name]
 		if do == nil {
 			return errNotHere
 		}

@@ -19,10 +19,10 @@ const (
 func (r *run) idle(ctx context.Context) error {
 	var ids []api.SandboxID
 	for _, level := range []int{1, 50, 100} {
-		if level > r.Most {
+		if level > r.MaxIdle {
 			r.report.Skipped[fmt.Sprintf("idle_%d", level)] = fmt.Sprintf(
 				"more than the %d sandboxes of --most",
-				r.Most,
+				r.MaxIdle,
 			)
 			return nil
 		}

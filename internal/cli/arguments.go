@@ -7,7 +7,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// group makes a command that only holds others.
+// group returns a command that only contains others.
 func group(use, short string, commands ...*cobra.Command) *cobra.Command {
 	c := &cobra.Command{
 		Use:   use,
@@ -19,7 +19,7 @@ func group(use, short string, commands ...*cobra.Command) *cobra.Command {
 	return c
 }
 
-// onlyCommands refuses a word that is no command of a group, and says which are meant perhaps.
+// onlyCommands refuses an argument that is not a command of the group c, and suggests similar commands.
 func onlyCommands(c *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil
@@ -35,10 +35,10 @@ func onlyCommands(c *cobra.Command, args []string) error {
 	if len(near) > 0 {
 		hint = "did you mean " + strings.Join(near, " or ") + "?"
 	}
-	return fmt.Errorf("there is no command %q in %q; %s", args[0], c.CommandPath(), hint)
+	return fmt.Errorf("unknown command %q in %q; %s", args[0], c.CommandPath(), hint)
 }
 
-// within finds a command by its name in the groups below c.
+// within returns the commands of a name in the groups below c.
 func within(c *cobra.Command, name string) (found []string) {
 	for _, group := range c.Commands() {
 		for _, sub := range group.Commands() {
@@ -50,7 +50,7 @@ func within(c *cobra.Command, name string) (found []string) {
 	return found
 }
 
-// explainArguments lets every command below c answer wrong arguments with how it is used.
+// explainArguments makes every command below c return its usage for wrong arguments.
 func explainArguments(c *cobra.Command) {
 	for _, sub := range c.Commands() {
 		explainArguments(sub)
@@ -63,6 +63,6 @@ func explainArguments(c *cobra.Command) {
 		if check(c, args) == nil {
 			return nil
 		}
-		return fmt.Errorf("wrong number or kind of arguments (%d given); use: %s", len(args), c.UseLine())
+		return fmt.Errorf("wrong number or kind of arguments (%d given); usage: %s", len(args), c.UseLine())
 	}
 }

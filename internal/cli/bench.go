@@ -24,15 +24,16 @@ func (a *app) demo() *cobra.Command {
 	var opt demo.Options
 	c := &cobra.Command{
 		Use:   "demo",
-		Short: "Do the main job in front of you: create, run, fork live, hibernate, wake",
-		Long: "Do the main job in front of you, on the node that answers or on one started for it: bake the template if needed, create a\n" +
-			"sandbox, run Python, write and read a file, fork it live, hibernate and wake it. Every step is checked; nothing is left running.",
+		Short: "Show the main features: create, run code, live fork, hibernate, wake",
+		Long: "Show the main features on the configured node, or on one that is started for this command: bake the template\n" +
+			"if needed, create a sandbox, run Python, write and read a file, fork the sandbox while it runs, hibernate and\n" +
+			"wake it. Every step is checked, and nothing is left running.",
 		Args: cobra.NoArgs,
 	}
-	c.Flags().StringVarP(&opt.Template, "template", "t", "base", "template; its guests need Python")
-	c.Flags().IntVarP(&opt.Children, "children", "n", 4, "children of the fork")
+	c.Flags().StringVarP(&opt.Template, "template", "t", "base", "template of the sandbox; it needs Python")
+	c.Flags().IntVarP(&opt.Children, "children", "n", 4, "number of children of the fork")
 	c.RunE = func(c *cobra.Command, _ []string) (err error) {
-		cl, stop, err := a.printAccess(c.Context(), slog.LevelWarn)
+		cl, stop, err := a.useNode(c.Context(), slog.LevelWarn)
 		defer func() { err = errors.Join(err, stop()) }()
 		if err != nil {
 			return err
@@ -41,14 +42,14 @@ func (a *app) demo() *cobra.Command {
 			return err
 		}
 		if !a.json {
-			opt.Tell = func(s demo.Step) {
+			opt.Report = func(s demo.Step) {
 				_, _ = fmt.Fprintf(
 					a.Stdout,
 					"%-24s %8.1f ms   %s\n",
 					s.Name,
 					s.TookMS,
 					s.Text,
-				) // the run matters, not who reads
+				) // a closed standard output does not end the demo
 			}
 		}
 		steps, err := demo.Run(c.Context(), cl, opt)
@@ -65,29 +66,36 @@ func (a *app) bench() *cobra.Command {
 	var output string
 	c := &cobra.Command{
 		Use:   "bench",
-		Short: "Measure a node over HTTP, with a cold boot and a container beside it",
-		Long: "Measure the node that answers, or one started for it, over HTTP. Prints a table with the targets of SPECIFICATION.md; --json or\n" +
-			"--output give every value. Measure on a quiet machine: the load when the run began is in the report.",
+		Short: "Benchmark a node over HTTP, with a cold boot and a container for comparison",
+		Long: "Benchmark the configured node, or one that is started for this command, over HTTP. The table compares with the\n" +
+			"targets of SPECIFICATION.md; --json and --output write every value. Measure on a quiet machine: the report has\n" +
+			"the load at the start of the run.",
 		Args: cobra.NoArgs,
 	}
 	f := c.Flags()
-	f.StringVarP(&opt.Template, "template", "t", "base", "template that most series use")
+	f.StringVarP(&opt.Template, "template", "t", "base", "template of most series")
 	f.StringSliceVar(
 		&opt.Sizes,
-		"also",
+		"templates",
 		[]string{"mini", "mini.1g"},
-		"templates of the fork and hibernate series, baked if needed",
+		"templates of the fork and hibernate series; they are baked if needed",
 	)
-	f.StringSliceVar(&opt.Only, "only", nil, "only these groups of series: "+strings.Join(bench.Groups(), ", "))
-	f.Float64Var(&opt.Scale, "scale", 1, "of the numbers of measurements")
-	f.IntVar(&opt.Most, "most", 100, "sandboxes at once in the idle series")
-	f.StringVarP(&output, "output", "o", "", "write the report as JSON to this file too")
+	f.StringSliceVar(&opt.Only, "only", nil, "measure only these groups of series: "+strings.Join(bench.Groups(), ", "))
+	f.Float64Var(&opt.Scale, "scale", 1, "factor for the number of measurements")
+	f.IntVar(&opt.MaxIdle, "max-idle", 100, "number of sandboxes in the idle series")
+	f.StringSliceVar(&opt.Sizes, "also", nil, "old name of --templates")
+	f.IntVar(&opt.MaxIdle, "most", 100, "old name of --max-idle")
+	for name, now := range map[string]string{"also": "templates", "most": "max-idle"} {
+		f.Lookup(name).Hidden = true
+		f.Lookup(name).Deprecated = "use --" + now
+	}
+	f.StringVarP(&output, "output", "o", "", "also write the report as JSON to this file")
 	c.RunE = func(c *cobra.Command, _ []string) (err error) {
 		if err := bench.CheckGroups(opt.Only); err != nil {
 			return fmt.Errorf("--only: %w", err)
 		}
-		if opt.Scale <= 0 || opt.Most < 1 {
-			return errors.New("--scale and --most must be more than 0")
+		if opt.Scale <= 0 || opt.MaxIdle < 1 {
+			return errors.New("--scale and --max-idle must be positive")
 		}
 		if output, err = writable(output); err != nil {
 			return err
@@ -96,7 +104,7 @@ func (a *app) bench() *cobra.Command {
 			return local(err)
 		}
 		defer func() { err = errors.Join(err, os.RemoveAll(opt.Work)) }()
-		cl, stop, err := a.printAccess(c.Context(), slog.LevelError) // it kills monitors, which the node warns of
+		cl, stop, err := a.useNode(c.Context(), slog.LevelError) // the node logs a warning for every monitor that the benchmark kills
 		defer func() { err = errors.Join(err, stop()) }()
 		if err != nil {
 			return err
@@ -106,8 +114,8 @@ func (a *app) bench() *cobra.Command {
 				return err
 			}
 		}
-		opt.Tell = func(name string) { a.statusf("measuring %s", name) }
-		if opt.More, err = a.hostSeries(c.Context(), cl, &opt); err != nil {
+		opt.Report = func(name string) { a.statusf("measuring %s", name) }
+		if opt.HostSeries, err = a.hostSeries(c.Context(), cl, &opt); err != nil {
 			return err
 		}
 		report, err := bench.Run(c.Context(), cl, opt)
@@ -119,8 +127,10 @@ func (a *app) bench() *cobra.Command {
 	return c
 }
 
-// hostSeries gives the groups of series that are measured on this machine itself, by nodes like the one that answers.
-func (a *app) hostSeries(ctx context.Context, cl *client.Client, opt *bench.Options) (map[string]bench.HostSeries, error) {
+// hostSeries returns the groups of series that run nodes of their own on this machine, configured like the given one.
+func (a *app) hostSeries(
+	ctx context.Context, cl *client.Client, opt *bench.Options,
+) (map[string]bench.HostSeries, error) {
 	l, err := a.node(nil)
 	if err != nil {
 		return nil, err
@@ -135,7 +145,8 @@ func (a *app) hostSeries(ctx context.Context, cl *client.Client, opt *bench.Opti
 		}
 	}
 	two := &twonode.Pair{
-		Config: &l.Node, Version: a.Version, Template: opt.Template, Driver: capacity.Driver, Accelerator: capacity.Accelerator,
+		Config: &l.Node, Version: a.Version, Template: opt.Template,
+		Driver: capacity.Driver, Accelerator: capacity.Accelerator,
 		Log: slog.New(slog.NewTextHandler(a.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn})),
 	}
 	groups := two.Groups()
@@ -143,7 +154,7 @@ func (a *app) hostSeries(ctx context.Context, cl *client.Client, opt *bench.Opti
 	return groups, nil
 }
 
-// writable makes a file's name absolute and refuses one in a directory that is not there, before minutes are spent.
+// writable returns the absolute path of a file. It fails if the directory does not exist, before the long run starts.
 func writable(name string) (string, error) {
 	if name == "" {
 		return "", nil
@@ -153,12 +164,12 @@ func writable(name string) (string, error) {
 		return "", local(err)
 	}
 	if info, err := os.Stat(filepath.Dir(full)); err != nil || !info.IsDir() {
-		return "", fmt.Errorf("--output: %s is no directory", filepath.Dir(full))
+		return "", fmt.Errorf("--output: %s is not a directory", filepath.Dir(full))
 	}
 	return full, nil
 }
 
-// report shows a report, and writes it to a file if one is named.
+// report prints a report, and writes it to the file output unless that is empty.
 func (a *app) report(r *bench.Report, output string) error {
 	if output != "" {
 		f, err := os.Create(output)

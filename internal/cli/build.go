@@ -16,7 +16,7 @@ import (
 	"github.com/pandastack/pandastack/internal/image/dockerfile"
 )
 
-// buildFlags are what template build may be told.
+// buildFlags are the flags of template build.
 type buildFlags struct {
 	req    api.BuildRequest
 	file   string
@@ -30,11 +30,12 @@ type buildFlags struct {
 func (a *app) templateBuild() *cobra.Command {
 	var f buildFlags
 	c := &cobra.Command{Use: "build [DIRECTORY]", Short: "Build a template", Args: cobra.MaximumNArgs(1),
-		Long: "Build a template from the Dockerfile and the files of a directory, or from what a flag names, and show how it goes.\n" +
-			"What .dockerignore names is not sent. A template that is there gets a new version.",
+		Long: "Build a template from the Dockerfile and the files of a directory, or from the source that a flag names, and show\n" +
+			"the log. Files matched by .dockerignore are not sent. An existing template gets a new version.",
 		Example: "  pandastack template build .\n  pandastack template build --name web --cpu 2 --memory 1024 ./web\n" +
 			"  pandastack template build --name tools --image registry.example.com/tools:3\n" +
-			"  pandastack template build --name mine --from-sandbox sbx... --keep-memory\n  pandastack template build --name large --from-template mine --memory 4096"}
+			"  pandastack template build --name mine --from-sandbox sbx... --keep-memory\n" +
+			"  pandastack template build --name large --from-template mine --memory 4096"}
 	fl := c.Flags()
 	fl.StringVarP(&f.req.Name, "name", "n", "", "name of the template (default: that of the directory)")
 	fl.StringVarP(&f.file, "file", "f", "", "Dockerfile (default: the one in the directory)")
@@ -42,20 +43,20 @@ func (a *app) templateBuild() *cobra.Command {
 	fl.StringVar(&f.req.Target, "target", "", "stage to build (default: the last)")
 	fl.StringVar(&f.req.ImageRef, "image", "", "build from an image of a registry")
 	fl.StringVar(&f.rootfs, "rootfs", "", "build from a tar file of a root file system")
-	fl.StringVar((*string)(&f.req.FromSandbox), "from-sandbox", "", "build from a sandbox as it is")
+	fl.StringVar((*string)(&f.req.FromSandbox), "from-sandbox", "", "build from the current state of a sandbox")
 	fl.StringVar((*string)(&f.req.FromSnapshot), "from-snapshot", "", "build from a snapshot")
-	fl.StringVar(&f.req.FromTemplate, "from-template", "", "build another size of a built template")
-	fl.BoolVar(&f.req.Memory, "keep-memory", false, "with a sandbox or snapshot: keep what runs in it")
-	fl.IntVar(&f.req.CPU, "cpu", 0, "processors (default: as what it is built from, or 1)")
-	fl.IntVar(&f.req.MemoryMB, "memory", 0, "memory in MiB (default: as what it is built from, or 512)")
-	fl.IntVar(&f.req.SizeMB, "disk", 0, "disk in MiB (default: as what it is built from, or 4096)")
-	fl.StringVar(&f.req.Start, "start", "", "command that runs in its sandboxes (default: CMD and ENTRYPOINT)")
-	fl.StringVar(&f.req.Ready, "ready", "", "command that succeeds once it can be used (default: HEALTHCHECK)")
+	fl.StringVar(&f.req.FromTemplate, "from-template", "", "build a template of another size from a built one")
+	fl.BoolVar(&f.req.Memory, "keep-memory", false, "with a sandbox or snapshot: keep its memory and running programs")
+	fl.IntVar(&f.req.CPU, "cpu", 0, "processors (default: those of the source, or 1)")
+	fl.IntVar(&f.req.MemoryMB, "memory", 0, "memory in MiB (default: that of the source, or 512)")
+	fl.IntVar(&f.req.SizeMB, "disk", 0, "disk in MiB (default: that of the source, or 4096)")
+	fl.StringVar(&f.req.Start, "start", "", "command that runs in every sandbox (default: CMD and ENTRYPOINT)")
+	fl.StringVar(&f.req.Ready, "ready", "", "command that succeeds once the start command is ready (default: HEALTHCHECK)")
 	fl.StringArrayVar(&f.req.Warm, "warm", nil, "command that runs once before the capture; may be repeated")
 	fl.StringSliceVar(&f.req.Tags, "tag", nil, "tag of the new version (default: default)")
-	fl.StringVar(&f.req.Description, "description", "", "what it is, for lists")
-	fl.BoolVar(&f.req.Global, "global", false, "let everyone use it")
-	fl.BoolVar(&f.req.NoCache, "no-cache", false, "run every step anew")
+	fl.StringVar(&f.req.Description, "description", "", "description of the template")
+	fl.BoolVar(&f.req.Global, "global", false, "let all workspaces use the template")
+	fl.BoolVar(&f.req.NoCache, "no-cache", false, "run every step, without cached layers")
 	fl.StringVar(
 		&f.auth.Username,
 		"registry-user",
@@ -64,7 +65,7 @@ func (a *app) templateBuild() *cobra.Command {
 	)
 	fl.StringVar(&f.auth.Password, "registry-password-file", "", "file with the password or token for the registry")
 	f.limits.register(fl)
-	fl.BoolVar(&f.noWait, "no-wait", false, "only begin")
+	fl.BoolVar(&f.noWait, "no-wait", false, "start the build and do not wait for it")
 	c.RunE = func(c *cobra.Command, args []string) error {
 		dir := "."
 		if len(args) == 1 {
@@ -75,7 +76,7 @@ func (a *app) templateBuild() *cobra.Command {
 	return c
 }
 
-// startBuild sends a build and follows it.
+// startBuild sends a build request and follows the build.
 func (a *app) startBuild(ctx context.Context, f buildFlags, dir string) error {
 	cl, err := a.dial()
 	if err != nil {
@@ -105,7 +106,7 @@ func (a *app) startBuild(ctx context.Context, f buildFlags, dir string) error {
 		return err
 	}
 	if b.Reused && b.Status.Ended() {
-		a.statusf("template %s is what this build would make: build %s", b.Name, b.ID)
+		a.statusf("template %s is up to date: it was made by build %s", b.Name, b.ID)
 	} else if !f.noWait {
 		if b, err = a.followBuild(ctx, cl, b.ID, 0); err != nil {
 			return err
@@ -129,8 +130,8 @@ func buildArgs(list []string) (map[string]string, error) {
 	return out, nil
 }
 
-// upload opens what is sent beside the request, and reads the Dockerfile of a directory into it. done must be
-// called when it was sent.
+// upload opens the files that are sent with the request, and reads the Dockerfile of a directory into the request. The
+// caller calls done after the request.
 func (f *buildFlags) upload(dir string) (up *client.Upload, done func() error, err error) {
 	none := func() error { return nil }
 	switch {
@@ -146,7 +147,7 @@ func (f *buildFlags) upload(dir string) (up *client.Upload, done func() error, e
 	return f.directory(dir)
 }
 
-// directory reads the Dockerfile of a directory and opens its files as a context.
+// directory reads the Dockerfile of a directory and opens the directory as the build context.
 func (f *buildFlags) directory(dir string) (*client.Upload, func() error, error) {
 	none := func() error { return nil }
 	if f.req.Name == "" {
@@ -190,14 +191,14 @@ func (f *buildFlags) directory(dir string) (*client.Upload, func() error, error)
 	}, nil
 }
 
-// followBuild shows the log of a build on standard error until it has ended, and answers it. One that failed is
-// an error with its code.
+// followBuild shows the log of a build on standard error until the build has ended, and returns the build. It returns an
+// error with the code of the build if the build failed.
 func (a *app) followBuild(ctx context.Context, cl *client.Client, id api.BuildID, after int64) (api.Build, error) {
 	show := buildLines(a.statusf)
 	for again := 0; ; again++ {
 		err := cl.Templates.BuildLogs(ctx, id, after, true, func(l api.BuildLine) error {
 			after, again = l.Seq, 0
-			if l.Level != "error" { // it is the error that is answered
+			if l.Level != "error" { // it is part of the returned error
 				show(l)
 			}
 			return nil
@@ -207,7 +208,8 @@ func (a *app) followBuild(ctx context.Context, cl *client.Client, id api.BuildID
 		}
 		if ctx.Err() != nil {
 			a.statusf(
-				"the node goes on with it: pandastack template logs -f %s follows it, pandastack template cancel %s ends it",
+				"the node continues the build: pandastack template logs -f %s follows it, "+
+					"pandastack template cancel %s cancels it",
 				id,
 				id,
 			)
@@ -224,11 +226,11 @@ func (a *app) followBuild(ctx context.Context, cl *client.Client, id api.BuildID
 	return b, err
 }
 
-// maxTitle is how much of a step is shown above what it says, in characters.
+// maxTitle is the maximum length of a step's title, in characters.
 const maxTitle = 100
 
-// buildLines shows lines of a log under the step that they are of, whose title is told once.
-func buildLines(talk func(format string, args ...any)) func(api.BuildLine) {
+// buildLines returns a function that prints log lines below the title of their step, which it prints once.
+func buildLines(printf func(format string, args ...any)) func(api.BuildLine) {
 	step := ""
 	return func(l api.BuildLine) {
 		title := strings.Join(strings.Fields(l.Step), " ")
@@ -237,16 +239,16 @@ func buildLines(talk func(format string, args ...any)) func(api.BuildLine) {
 		}
 		switch {
 		case l.Step == "":
-			talk("%s", l.Line)
+			printf("%s", l.Line)
 		case l.Line == "cached":
-			talk("[%s] cached", title)
+			printf("[%s] cached", title)
 		case l.Step != step:
-			talk("[%s]", title)
+			printf("[%s]", title)
 			if l.Line != "begins" {
-				talk("  %s", l.Line)
+				printf("  %s", l.Line)
 			}
 		default:
-			talk("  %s", l.Line)
+			printf("  %s", l.Line)
 		}
 		step = l.Step
 	}
@@ -289,23 +291,23 @@ func (a *app) templateBuilds() *cobra.Command {
 
 func (a *app) templateLogs() *cobra.Command {
 	follow := false
-	c := &cobra.Command{Use: "logs BUILD", Short: "Show what a build said", Args: cobra.ExactArgs(1)}
-	c.Flags().BoolVarP(&follow, "follow", "f", false, "go on until it has ended")
+	c := &cobra.Command{Use: "logs BUILD", Short: "Show the log of a build", Args: cobra.ExactArgs(1)}
+	c.Flags().BoolVarP(&follow, "follow", "f", false, "continue until the build has ended")
 	c.RunE = func(c *cobra.Command, args []string) error {
 		cl, err := a.dial()
 		if err != nil {
 			return err
 		}
-		var told []error
+		var failed []error
 		show := buildLines(func(format string, args ...any) {
 			_, err := fmt.Fprintf(a.Stdout, format+"\n", args...)
-			told = append(told, err)
+			failed = append(failed, err)
 		})
 		return cl.Templates.BuildLogs(c.Context(), api.BuildID(args[0]), 0, follow, func(l api.BuildLine) error {
 			return a.print(l, func(io.Writer) error {
-				told = nil
+				failed = nil
 				show(l)
-				return errors.Join(told...)
+				return errors.Join(failed...)
 			})
 		})
 	}
@@ -315,7 +317,7 @@ func (a *app) templateLogs() *cobra.Command {
 func (a *app) templateCancel() *cobra.Command {
 	return &cobra.Command{
 		Use:   "cancel BUILD",
-		Short: "End a build",
+		Short: "Cancel a build",
 		Args:  cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			cl, err := a.dial()
@@ -334,7 +336,7 @@ func (a *app) templateCancel() *cobra.Command {
 func (a *app) templateRetry() *cobra.Command {
 	return &cobra.Command{
 		Use:   "retry BUILD",
-		Short: "Build once more what failed",
+		Short: "Run a failed build again",
 		Args:  cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			cl, err := a.dial()
@@ -357,7 +359,7 @@ func (a *app) templateDelete() *cobra.Command {
 	return &cobra.Command{
 		Use:     "delete NAME...",
 		Aliases: []string{"rm"},
-		Short:   "Delete built templates; their sandboxes go on",
+		Short:   "Delete built templates; their sandboxes keep running",
 		Args:    cobra.MinimumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			cl, err := a.dial()
@@ -374,10 +376,10 @@ func (a *app) templateTag() *cobra.Command {
 	remove := false
 	c := &cobra.Command{
 		Use:   "tag NAME TAG...",
-		Short: "Let tags mean a version of a template",
+		Short: "Assign tags to a version of a template",
 		Args:  cobra.MinimumNArgs(2),
 	}
-	c.Flags().StringVar(&req.Target, "target", "", "tag or version that they shall mean (default: default)")
+	c.Flags().StringVar(&req.Target, "target", "", "tag or version to assign them to (default: default)")
 	c.Flags().BoolVar(&remove, "remove", false, "remove the tags instead")
 	c.RunE = func(c *cobra.Command, args []string) error {
 		cl, err := a.dial()

@@ -1,10 +1,10 @@
-// Package cli is the command line: it reads arguments, calls one thing, and shows the answer.
+// Package cli implements the command line.
 //
-// Data goes to standard output, talk and progress to standard error. Every command has --json, whose
-// shapes are those of package api. A failure is one line on standard error and the exit code of its
-// api.Code; a command run in a sandbox gives its own exit code. Only setup asks anything, and only at a
-// terminal, so that every command works in a script. The package owns no state and knows nothing of how a node works
-// beyond calling the assembly.
+// A command parses its arguments, makes one call, and prints the result. Data goes to standard output, messages and
+// progress go to standard error. Every command has --json, with the shapes of package api. A failure is one line on
+// standard error and the exit code of its api.Code; exec returns the exit code of the command in the sandbox. Only setup
+// asks questions, and only at a terminal, so that every command works in scripts. The package has no state, and knows
+// nothing of a node except how to start one.
 package cli
 
 import (
@@ -22,7 +22,7 @@ import (
 	"github.com/pandastack/pandastack/internal/lib/config"
 )
 
-// Process is what a run has of the outside. Stdin, Stdout and Stderr may be terminals.
+// Process is the environment of a run. Stdin, Stdout and Stderr may be terminals.
 type Process struct {
 	Version        string
 	Env            []string
@@ -40,13 +40,13 @@ type app struct {
 	file    string
 }
 
-// exitCode ends a run with a code and no message: it was the answer of a command in a sandbox, or has
-// been told already.
+// exitCode ends a run with a code and no message: it is the exit code of a command in a sandbox, or the command has
+// printed its message already.
 type exitCode int
 
 func (e exitCode) Error() string { return fmt.Sprintf("exit code %d", int(e)) }
 
-// Run is the whole program: it returns the exit code and never ends the process.
+// Run runs the program and returns its exit code.
 func Run(ctx context.Context, p Process, args []string) int {
 	a := &app{Process: p}
 	root := a.root()
@@ -62,7 +62,7 @@ func Run(ctx context.Context, p Process, args []string) int {
 	return a.fail(ctx, err)
 }
 
-// fail tells about an error and gives the exit code.
+// fail prints an error and returns the exit code.
 func (a *app) fail(ctx context.Context, err error) int {
 	if code, ok := errors.AsType[exitCode](err); ok {
 		return int(code)
@@ -75,18 +75,18 @@ func (a *app) fail(ctx context.Context, err error) int {
 		e = api.Wrap(localCode(err), err, err.Error())
 	default:
 		whole := *e
-		whole.Message = err.Error() // what was being done, and what else went wrong
+		whole.Message = err.Error() // with the context that was wrapped around it
 		e = &whole
 	}
 	if a.json {
-		_ = writeJSON(a.Stderr, e) // nowhere is left to tell that standard error is broken
+		_ = writeJSON(a.Stderr, e) // a broken standard error cannot be reported
 	} else {
 		message := e.Message
 		if e.Code == api.Unavailable && strings.HasPrefix(message, "cannot reach") {
-			message += "; is a node running there? pandastack up starts one"
+			message += "; is a node running? pandastack up starts one"
 		}
 		if e.Code == api.Unauthenticated {
-			message += "; give a key of the node that answers with --key or PANDASTACK_API_KEY, or, as root on its machine, its --data-dir"
+			message += "; give a key of this node with --key or PANDASTACK_API_KEY, or, as root on its machine, its --data-dir"
 		}
 		if e.RequestID != "" && e.Code == api.Internal {
 			message += " (request " + string(e.RequestID) + ")"
@@ -96,8 +96,8 @@ func (a *app) fail(ctx context.Context, err error) int {
 	return e.Code.Info().Exit
 }
 
-// localCode gives the code of an error that no server answered: a wrong use of the command line unless
-// it is known to be something else.
+// localCode returns the code of an error that did not come from a server. It is invalid usage of the command line unless
+// the error is known to be another one.
 func localCode(err error) api.Code {
 	var path *os.PathError
 	if errors.As(err, &path) || errors.Is(err, errLocal) {
@@ -106,7 +106,7 @@ func localCode(err error) api.Code {
 	return api.Invalid
 }
 
-// errLocal marks failures of this machine, as opposed to wrong arguments.
+// errLocal marks failures of this machine, in contrast to wrong arguments.
 var errLocal = errors.New("failed")
 
 // local marks err as a failure of this machine without changing its text.
@@ -124,7 +124,7 @@ func (e localError) Unwrap() []error { return []error{e.error, errLocal} }
 func (a *app) root() *cobra.Command {
 	root := &cobra.Command{
 		Use:           "pandastack",
-		Short:         "Sandboxes for code that nobody trusts yet: microVMs that start from memory and fork while they run.",
+		Short:         "Run untrusted code in microVMs that start from memory snapshots and fork while they run.",
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		Args:          onlyCommands,
@@ -137,7 +137,8 @@ func (a *app) root() *cobra.Command {
 		&a.apiURL,
 		"api",
 		"",
-		"address of the API (PANDASTACK_API or PANDASTACK_API_URL; else ~/.config/pandastack/config.json, else the node on this machine)",
+		"address of the API (PANDASTACK_API or PANDASTACK_API_URL; else ~/.config/pandastack/config.json, "+
+			"else the node on this machine)",
 	)
 	f.StringVar(&a.key, "key", "", "API key (PANDASTACK_API_KEY)")
 	f.StringVar(
@@ -148,9 +149,9 @@ func (a *app) root() *cobra.Command {
 	)
 	f.StringVar(&a.file, "config", "", "configuration file of the node")
 	root.AddGroup(
-		&cobra.Group{ID: "node", Title: "The node:"},
-		&cobra.Group{ID: "use", Title: "What it is for:"},
-		&cobra.Group{ID: "measure", Title: "See and measure:"},
+		&cobra.Group{ID: "node", Title: "Node:"},
+		&cobra.Group{ID: "use", Title: "Sandboxes:"},
+		&cobra.Group{ID: "measure", Title: "Measure:"},
 	)
 	add := func(group string, commands ...*cobra.Command) {
 		for _, c := range commands {
@@ -187,7 +188,7 @@ func (a *app) node(flags map[string]string) (*config.Loaded, error) {
 	return l, nil
 }
 
-// dial makes a client of the API.
+// dial returns a client of the API.
 func (a *app) dial() (*client.Client, error) {
 	c, err := config.LoadClient(
 		config.ClientSources{URL: a.apiURL, Key: a.key, Env: a.Env, DataDir: config.DataDir(a.dataDir, a.Env)},

@@ -37,7 +37,9 @@ func TestReachable(t *testing.T) {
 		"nothing":                            {DenyOthers: true},
 		"a.example, 192.0.2.1; nothing else": {AllowOut: []string{"a.example", "192.0.2.1"}, DenyOthers: true},
 		"not b.example; everything else":     {DenyOut: []string{"b.example"}},
-		"a.b.example; not *.b.example; everything else": {AllowOut: []string{"a.b.example"}, DenyOut: []string{"*.b.example"}},
+		"a.b.example; not *.b.example; everything else": {
+			AllowOut: []string{"a.b.example"}, DenyOut: []string{"*.b.example"},
+		},
 	} {
 		if got := reachable(n); got != want {
 			t.Errorf("reachable(%+v) = %q, want %q", n, got, want)
@@ -103,7 +105,9 @@ func TestUnpackStaysInside(t *testing.T) {
 	}{
 		{"parent", []tar.Header{{Name: "../escaped", Typeflag: tar.TypeReg}}},
 		{"absolute", []tar.Header{{Name: "/escaped", Typeflag: tar.TypeReg}}},
-		{"through-link", []tar.Header{{Name: "l", Linkname: "..", Typeflag: tar.TypeSymlink}, {Name: "l/escaped", Typeflag: tar.TypeReg}}},
+		{"through-link", []tar.Header{
+			{Name: "l", Linkname: "..", Typeflag: tar.TypeSymlink}, {Name: "l/escaped", Typeflag: tar.TypeReg},
+		}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "in")
@@ -129,7 +133,7 @@ func FuzzUnpack(f *testing.F) {
 	})
 }
 
-func TestSandboxFactsTellDataDisks(t *testing.T) {
+func TestSandboxFactsShowDataDisks(t *testing.T) {
 	var out bytes.Buffer
 	disks := []api.DataDisk{
 		{Name: "rows", SizeMB: 64, MountPath: "/var/rows"},
@@ -141,25 +145,27 @@ func TestSandboxFactsTellDataDisks(t *testing.T) {
 	}
 }
 
-func TestBuildLinesAreToldUnderTheirStep(t *testing.T) {
+func TestBuildLinesAreBelowTheirStep(t *testing.T) {
 	var out strings.Builder
 	show := buildLines(func(format string, args ...any) { fmt.Fprintf(&out, format+"\n", args...) })
 	for _, l := range []api.BuildLine{
-		{Line: "image is there"}, {Step: "1/3 COPY . .", Line: "cached"}, {Step: "2/3 RUN a \\\n  b", Line: "begins"}, {Step: "2/3 RUN a \\\n  b", Line: "out"},
-		{Step: "3/3 RUN " + strings.Repeat("é", 200), Line: "begins"}, {Step: "publish boot", Line: "booted"}, {Step: "publish boot", Line: "start: x"}, {Line: "ready"},
+		{Line: "image is cached"}, {Step: "1/3 COPY . .", Line: "cached"},
+		{Step: "2/3 RUN a \\\n  b", Line: "begins"}, {Step: "2/3 RUN a \\\n  b", Line: "out"},
+		{Step: "3/3 RUN " + strings.Repeat("é", 200), Line: "begins"},
+		{Step: "publish boot", Line: "booted"}, {Step: "publish boot", Line: "start: x"}, {Line: "ready"},
 	} {
 		show(l)
 	}
-	want := "image is there\n[1/3 COPY . .] cached\n[2/3 RUN a \\ b]\n  out\n[3/3 RUN " + strings.Repeat(
+	want := "image is cached\n[1/3 COPY . .] cached\n[2/3 RUN a \\ b]\n  out\n[3/3 RUN " + strings.Repeat(
 		"é",
 		92,
 	) + "...]\n[publish boot]\n  booted\n  start: x\nready\n"
 	if out.String() != want {
-		t.Errorf("told %q, want %q", out.String(), want)
+		t.Errorf("got lines %q, want %q", out.String(), want)
 	}
 }
 
-// Where Firecracker runs no guest, a run of the suite says so before it builds anything.
+// TestConformanceNeedsAGuest checks that the command fails before it builds anything if Firecracker cannot run a guest.
 func TestConformanceNeedsAGuest(t *testing.T) {
 	faulty := filepath.Join(t.TempDir(), "firecracker")
 	if err := os.WriteFile(faulty, []byte("#!/bin/sh\necho Firecracker v1.16.1\n"), 0o755); err != nil {

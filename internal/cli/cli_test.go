@@ -12,7 +12,7 @@ import (
 	"github.com/pandastack/pandastack/internal/cli"
 )
 
-// run runs one command line with an empty home and gives its exit code and output.
+// run runs one command line with an empty home directory, and returns its exit code and output.
 func run(t *testing.T, env []string, args ...string) (code int, stdout, stderr string) {
 	t.Helper()
 	var out, errs bytes.Buffer
@@ -35,25 +35,43 @@ func TestWrongUse(t *testing.T) {
 		code int
 		want string
 	}{
-		{"unknown-command", []string{"nonsense"}, 2, `there is no command "nonsense" in "pandastack"; pandastack --help lists them`},
-		{"command-of-a-group", []string{"exec", "sbx", "true"}, 2, `there is no command "exec" in "pandastack"; did you mean sandbox exec?`},
+		{"unknown-command",
+			[]string{"nonsense"}, 2,
+			`unknown command "nonsense" in "pandastack"; pandastack --help lists them`},
+		{"command-of-a-group",
+			[]string{"exec", "sbx", "true"}, 2,
+			`unknown command "exec" in "pandastack"; did you mean sandbox exec?`},
 		{"command-of-groups", []string{"create"}, 2, `; did you mean key create or sandbox create?`},
 		{"unknown-flag", []string{"sandbox", "list", "--loud"}, 2, "unknown flag: --loud"},
-		{"missing-argument", []string{"sandbox", "get"}, 2, "(0 given); use: pandastack sandbox get ID"},
-		{"unknown-word", []string{"sandbox", "creat"}, 2, `there is no command "creat" in "pandastack sandbox"; did you mean create?`},
-		{"unknown-monitor", []string{"conformance", "xen"}, 2, "use: pandastack conformance {firecracker|qemu}"},
-		{"unknown-group", []string{"bench", "--only", "create,creat"}, 2, `--only: there is no group of series "creat"; there are create, exec`},
-		{"bench-nowhere", []string{"bench", "--output", "/nowhere/report.json"}, 2, "--output: /nowhere is no directory"},
-		{"bench-nothing", []string{"bench", "--scale", "0"}, 2, "--scale and --most must be more than 0"},
-		{"unknown-kernel", []string{"setup", "--kernel", "fast"}, 2, `--kernel: "fast" is neither distribution nor tuned`},
+		{"missing-argument", []string{"sandbox", "get"}, 2, "(0 given); usage: pandastack sandbox get ID"},
+		{"unknown-word",
+			[]string{"sandbox", "creat"}, 2,
+			`unknown command "creat" in "pandastack sandbox"; did you mean create?`},
+		{"unknown-monitor", []string{"conformance", "xen"}, 2, "usage: pandastack conformance {firecracker|qemu}"},
+		{"unknown-group",
+			[]string{"bench", "--only", "create,creat"}, 2,
+			`--only: unknown group of series "creat"; the groups are create, exec`},
+		{"bench-nowhere",
+			[]string{"bench", "--output", "/nowhere/report.json"}, 2,
+			"--output: /nowhere is not a directory"},
+		{"bench-nothing", []string{"bench", "--scale", "0"}, 2, "--scale and --max-idle must be positive"},
+		{"unknown-kernel",
+			[]string{"setup", "--kernel", "fast"}, 2,
+			`--kernel: "fast" is neither distribution nor tuned`},
 		{"no-id", []string{"sandbox", "get", "x"}, 5, `sandbox "x" not found`},
-		{"no-command", []string{"sandbox", "exec", "sbxaaaaaaaaaaaaaaaaaaaa"}, 2, "use: pandastack sandbox exec ID [flags] -- COMMAND"},
+		{"no-command",
+			[]string{"sandbox", "exec", "sbxaaaaaaaaaaaaaaaaaaaa"}, 2,
+			"usage: pandastack sandbox exec ID [flags] -- COMMAND"},
 		{"two-sides", []string{"sandbox", "cp", "a", "b"}, 2, "exactly one side"},
 		{"no-state", []string{"sandbox", "list", "--status", "asleep"}, 2, `"asleep" is not a state`},
 		{"delete-nothing", []string{"sandbox", "delete"}, 2, "--all"},
 		{"allow-alone", []string{"sandbox", "create", "--allow-out", "a.example"}, 2, "add --no-internet"},
-		{"no-domain", []string{"sandbox", "network", "sbxaaaaaaaaaaaaaaaaaaaa", "--deny-out", "a.example:443"}, 2, `deny_out: "a.example:443" is not`},
-		{"open-and-shut", []string{"sandbox", "network", "sbxaaaaaaaaaaaaaaaaaaaa", "--open", "--no-internet"}, 2, "none of the others can be"},
+		{"no-domain",
+			[]string{"sandbox", "network", "sbxaaaaaaaaaaaaaaaaaaaa", "--deny-out", "a.example:443"}, 2,
+			`deny_out: "a.example:443" is not`},
+		{"open-and-shut",
+			[]string{"sandbox", "network", "sbxaaaaaaaaaaaaaaaaaaaa", "--open", "--no-internet"}, 2,
+			"none of the others can be"},
 		{"no-node", []string{"--api", "http://127.0.0.1:1", "sandbox", "list"}, 12, "cannot reach"},
 		{"no-address", []string{"--api", "nowhere", "sandbox", "list"}, 2, "is not like http://host:port"},
 	} {
@@ -83,7 +101,7 @@ func TestJSONErrors(t *testing.T) {
 	}
 }
 
-// A node of somebody else answers where one's own is looked for, as when two are on a machine.
+// TestNodeWantsAKey checks the hint for a key that belongs to another node, as with two nodes on one machine.
 func TestNodeWantsAKey(t *testing.T) {
 	other := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
@@ -92,7 +110,7 @@ func TestNodeWantsAKey(t *testing.T) {
 	}))
 	defer other.Close()
 	code, _, errs := run(t, nil, "--api", other.URL, "sandbox", "list")
-	if code != 3 || !strings.Contains(errs, "no key; give a key of the node that answers with --key") {
+	if code != 3 || !strings.Contains(errs, "no key; give a key of this node with --key") {
 		t.Errorf("exit %d, stderr %s", code, errs)
 	}
 }

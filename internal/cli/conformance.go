@@ -20,10 +20,10 @@ import (
 func (a *app) conformance() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "conformance {firecracker|qemu}",
-		Short: "Hold a monitor on this machine to everything a node needs of it, with real guests",
-		Long: "Hold a monitor on this machine to everything a node needs of it, with real guests: the suite that the monitors are tested\n" +
-			"with, then how long things take, as rows for SPECIFICATION.md. It needs root and what `pandastack setup` makes; the first run\n" +
-			"builds a small root disk. The exit code is 1 when something does not hold.",
+		Short: "Test a monitor on this machine with real guests",
+		Long: "Test a monitor on this machine with real guests: run the conformance suite of all drivers, then measure latencies\n" +
+			"as rows for SPECIFICATION.md. The command needs root and the files that `pandastack setup` creates; the first run\n" +
+			"builds a small root disk. The exit code is 1 if a test fails.",
 		Args: cobra.MatchAll(
 			cobra.ExactArgs(1),
 			cobra.OnlyValidArgs,
@@ -48,7 +48,7 @@ func (a *app) conformance() *cobra.Command {
 	return c
 }
 
-// conform runs the suite and writes what came of it.
+// conform runs the suite and prints the results.
 func (a *app) conform(ctx context.Context, o conformance.Options) (err error) {
 	lab, remove, err := conformance.Lab(ctx, o)
 	if err != nil {
@@ -57,7 +57,7 @@ func (a *app) conform(ctx context.Context, o conformance.Options) (err error) {
 	defer func() { err = errors.Join(err, remove()) }()
 	var broken error
 	report := conformance.Suite(ctx, lab, func(r conformance.Result) {
-		if a.json || ctx.Err() != nil { // what fails from then on says nothing about the monitor
+		if a.json || ctx.Err() != nil { // failures after a cancellation say nothing about the monitor
 			return
 		}
 		level := "ok"
@@ -92,8 +92,8 @@ func (a *app) conform(ctx context.Context, o conformance.Options) (err error) {
 	return nil
 }
 
-// monitor says how a driver is made. The accelerator of QEMU is found out once, and so is whether Firecracker runs a guest
-// here at all: without that everything would fail, and nothing would be said of the monitor.
+// monitor returns a function that opens a driver. It probes once for the accelerator of QEMU, and for whether Firecracker
+// can run a guest on this host: if it cannot, every test would fail without testing the monitor.
 func monitor(
 	ctx context.Context,
 	name string,
@@ -107,12 +107,13 @@ func monitor(
 		}
 		return func(ctx context.Context, dir string) (vmm.Driver, error) {
 			return firecracker.New(ctx, firecracker.Config{
-				Binary: c.Firecracker, Jailer: c.Jailer, Dir: dir, HotplugMemoryMiB: c.HotplugMemoryMiB, HotplugDisks: c.HotplugDisks,
+				Binary: c.Firecracker, Jailer: c.Jailer, Dir: dir,
+				HotplugMemoryMiB: c.HotplugMemoryMiB, HotplugDisks: c.HotplugDisks,
 			})
 		}, nil
 	}
 	if name != probe.QEMUDriver {
-		return nil, fmt.Errorf("there is no monitor %q: firecracker or qemu", name)
+		return nil, fmt.Errorf("unknown monitor %q: use firecracker or qemu", name)
 	}
 	accelerator := vmm.Accelerator(c.Accelerator)
 	if c.Accelerator == probe.Auto {

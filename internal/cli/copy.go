@@ -23,19 +23,20 @@ func (a *app) sandboxCopy() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "cp FROM TO",
 		Short: "Copy files and directories into a sandbox or out of it",
-		Long: "Copy files and directories into a sandbox or out of it. One side is ID:PATH, the other a path here; - is\n" +
-			"standard input or output. A directory is copied with everything below it and lands in TO if that is a directory.",
-		Example: "  pandastack sandbox cp ./src sbx...:/home/user/src\n  pandastack sandbox cp sbx...:/tmp/result.bin .\n  pandastack sandbox cp sbx...:/etc/os-release -",
-		Args:    cobra.ExactArgs(2),
+		Long: "Copy files and directories into a sandbox or out of it. One side is ID:PATH, the other a local path; - is\n" +
+			"standard input or output. A directory is copied recursively, and into TO if that is a directory.",
+		Example: "  pandastack sandbox cp ./src sbx...:/home/user/src\n  pandastack sandbox cp sbx...:/tmp/result.bin .\n" +
+			"  pandastack sandbox cp sbx...:/etc/os-release -",
+		Args: cobra.ExactArgs(2),
 	}
-	c.Flags().StringVar(&user, "user", "", "owner of what is written in the sandbox")
+	c.Flags().StringVar(&user, "user", "", "owner of the files written in the sandbox")
 	c.RunE = func(c *cobra.Command, args []string) error {
 		fromID, from, fromThere := strings.Cut(args[0], ":")
 		toID, to, toThere := strings.Cut(args[1], ":")
 		fromThere, toThere = fromThere && api.SandboxID(fromID).Valid(), toThere && api.SandboxID(toID).Valid()
 		switch {
 		case fromThere == toThere:
-			return fmt.Errorf("exactly one side must be ID:PATH, with a sandbox's id")
+			return fmt.Errorf("exactly one side must be ID:PATH with the id of a sandbox")
 		case toThere:
 			cl, id, err := a.dialSandbox(toID)
 			if err != nil {
@@ -53,7 +54,7 @@ func (a *app) sandboxCopy() *cobra.Command {
 	return c
 }
 
-// copier moves files between here and one sandbox.
+// copier copies files between this machine and one sandbox.
 type copier struct {
 	*client.Client
 	id   api.SandboxID
@@ -123,7 +124,7 @@ func (c *copier) uploadTree(ctx context.Context, from, to string) error {
 	)
 }
 
-// sh runs a line in the sandbox and makes an error of its failure.
+// sh runs a shell command in the sandbox and returns an error if it fails.
 func (c *copier) sh(ctx context.Context, line string) error {
 	res, err := c.Sandboxes.Exec(ctx, c.id, api.ExecRequest{Cmd: line, User: c.user})
 	if err != nil {
@@ -135,7 +136,7 @@ func (c *copier) sh(ctx context.Context, line string) error {
 	return nil
 }
 
-// pack writes the tree below dir as an archive with paths relative to it.
+// pack writes the tree below dir as a tar archive with relative paths.
 func pack(dir string, w io.Writer) error {
 	t := tar.NewWriter(w)
 	if err := t.AddFS(os.DirFS(dir)); err != nil {
@@ -156,7 +157,7 @@ func (c *copier) download(ctx context.Context, stdout io.Writer, from, to string
 	}
 	if e.IsDir {
 		if to == "-" {
-			return fmt.Errorf("%s is a directory; a directory cannot go to standard output", from)
+			return fmt.Errorf("%s is a directory; a directory cannot be written to standard output", from)
 		}
 		return c.downloadTree(ctx, from, to)
 	}

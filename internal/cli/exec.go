@@ -18,21 +18,22 @@ func (a *app) sandboxExec() *cobra.Command {
 	var stdin bool
 	c := &cobra.Command{
 		Use:   "exec ID [flags] -- COMMAND [ARG...]",
-		Short: "Run a command and give its output and exit code",
-		Long: "Run a command and give its output and exit code. One argument is a line for the shell; several are a\n" +
-			"command and its arguments, passed as they are. The exit code of pandastack is the command's, 124 when its time was over.",
-		Example: "  pandastack sandbox exec sbx... -- uname -a\n  pandastack sandbox exec sbx... 'cd /tmp && ls | wc -l'\n  echo data | pandastack sandbox exec sbx... --stdin -- cat",
-		Args:    cobra.MinimumNArgs(2),
+		Short: "Run a command and return its output and exit code",
+		Long: "Run a command and return its output and exit code. A single argument is a line for the shell; several arguments\n" +
+			"are a command and its arguments, passed unchanged. The exit code is that of the command, or 124 after the timeout.",
+		Example: "  pandastack sandbox exec sbx... -- uname -a\n  pandastack sandbox exec sbx... 'cd /tmp && ls | wc -l'\n" +
+			"  echo data | pandastack sandbox exec sbx... --stdin -- cat",
+		Args: cobra.MinimumNArgs(2),
 	}
 	f := c.Flags()
 	f.SetInterspersed(true)
-	f.DurationVar(&timeout, "timeout", 0, "kill the command and all it started after so long")
-	f.StringToStringVarP(&req.Env, "env", "e", nil, "environment on top of the sandbox's, KEY=value")
+	f.DurationVar(&timeout, "timeout", 0, "kill the command and its process group after this time")
+	f.StringToStringVarP(&req.Env, "env", "e", nil, "environment in addition to the sandbox's, KEY=value")
 	f.StringVar(&req.Cwd, "cwd", "", "working directory")
-	f.StringVar(&req.User, "user", "", "user")
-	f.StringVar(&req.Tag, "tag", "", "a name to find the process by")
-	f.BoolVar(&req.Background, "background", false, "answer at once; the command goes on")
-	f.BoolVarP(&stdin, "stdin", "i", false, "give the command this program's standard input")
+	f.StringVar(&req.User, "user", "", "user to run as")
+	f.StringVar(&req.Tag, "tag", "", "tag of the process, to find it by")
+	f.BoolVar(&req.Background, "background", false, "return at once; the command keeps running")
+	f.BoolVarP(&stdin, "stdin", "i", false, "pass standard input to the command")
 	c.RunE = func(c *cobra.Command, args []string) error {
 		cl, id, err := a.dialSandbox(args[0])
 		if err != nil {
@@ -55,7 +56,8 @@ func (a *app) sandboxExec() *cobra.Command {
 			return a.ended(res)
 		}
 		exit, err := cl.Sandboxes.ExecStream(c.Context(), id, req, client.Output{
-			Stdout: func(text string) { _, _ = io.WriteString(a.Stdout, text) }, // a reader that left is not the command's failure
+			// A closed standard output is not a failure of the command.
+			Stdout: func(text string) { _, _ = io.WriteString(a.Stdout, text) },
 			Stderr: func(text string) { _, _ = io.WriteString(a.Stderr, text) },
 		})
 		if err != nil {
@@ -69,8 +71,8 @@ func (a *app) sandboxExec() *cobra.Command {
 	return c
 }
 
-// noMemory is what a person is told of a command that was killed without a word of its own.
-const noMemory = "pandastack: the command was killed: the sandbox has no memory left\n"
+// noMemory is printed for a command that was killed because the sandbox was out of memory.
+const noMemory = "pandastack: the command was killed: the sandbox is out of memory\n"
 
 func (a *app) ended(res api.ExecResult) error {
 	err := a.print(res, func(w io.Writer) error {
@@ -83,7 +85,7 @@ func (a *app) ended(res api.ExecResult) error {
 	return code(res.ExitCode)
 }
 
-// code is nil for 0, else the exit code as an error.
+// code returns an exit code as an error, or nil for 0.
 func code(n int) error {
 	if n == 0 {
 		return nil
@@ -91,7 +93,7 @@ func code(n int) error {
 	return exitCode(n)
 }
 
-// commandLine makes the text for the sandbox's shell: one argument is such a text, several are quoted.
+// commandLine returns the line for the sandbox's shell: a single argument unchanged, several arguments quoted.
 func commandLine(args []string) string {
 	if len(args) == 1 {
 		return args[0]
@@ -103,10 +105,11 @@ func commandLine(args []string) string {
 	return strings.Join(quoted, " ")
 }
 
-// quote makes one word of a POSIX shell that stands for text.
+// quote returns text as one word of a POSIX shell.
 func quote(text string) string {
 	if text != "" && strings.IndexFunc(text, func(r rune) bool {
-		return !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("_-./=:,+@%", r))
+		return !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' ||
+			strings.ContainsRune("_-./=:,+@%", r))
 	}) < 0 {
 		return text
 	}

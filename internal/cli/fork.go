@@ -16,13 +16,13 @@ func (a *app) sandboxFork() *cobra.Command {
 	var req api.ForkRequest
 	c := &cobra.Command{
 		Use:   "fork ID",
-		Short: "Copy a running sandbox, memory and disk; it goes on",
-		Long:  "Copy a running sandbox, memory and disk; it goes on. The ids of the children go to standard output.",
+		Short: "Fork a running sandbox with its memory and disk; it keeps running",
+		Long:  "Fork a running sandbox with its memory and disk; it keeps running. Prints the ids of the children.",
 		Args:  cobra.ExactArgs(1),
 	}
-	c.Flags().IntVarP(&req.Count, "count", "n", 1, "children")
-	c.Flags().StringToStringVar(&req.Metadata, "metadata", nil, "pairs on top of the parent's, key=value")
-	c.Flags().StringToStringVarP(&req.Env, "env", "e", nil, "environment on top of the parent's, KEY=value")
+	c.Flags().IntVarP(&req.Count, "count", "n", 1, "number of children")
+	c.Flags().StringToStringVar(&req.Metadata, "metadata", nil, "metadata in addition to the parent's, key=value")
+	c.Flags().StringToStringVarP(&req.Env, "env", "e", nil, "environment in addition to the parent's, KEY=value")
 	c.RunE = func(c *cobra.Command, args []string) error {
 		cl, id, err := a.dialSandbox(args[0])
 		if err != nil {
@@ -41,12 +41,12 @@ func (a *app) sandboxForkTree() *cobra.Command {
 	var req api.ForkTreeRequest
 	c := &cobra.Command{
 		Use:   "fork-tree ID",
-		Short: "Make several children of one moment under a tree id",
+		Short: "Fork several children from one moment, with a common tree id",
 		Args:  cobra.ExactArgs(1),
 	}
-	c.Flags().IntVarP(&req.Count, "count", "n", 2, "children")
-	c.Flags().StringToStringVar(&req.Metadata, "metadata", nil, "pairs on top of the parent's, key=value")
-	c.Flags().StringToStringVarP(&req.Env, "env", "e", nil, "environment on top of the parent's, KEY=value")
+	c.Flags().IntVarP(&req.Count, "count", "n", 2, "number of children")
+	c.Flags().StringToStringVar(&req.Metadata, "metadata", nil, "metadata in addition to the parent's, key=value")
+	c.Flags().StringToStringVarP(&req.Env, "env", "e", nil, "environment in addition to the parent's, KEY=value")
 	c.RunE = func(c *cobra.Command, args []string) error {
 		cl, id, err := a.dialSandbox(args[0])
 		if err != nil {
@@ -62,10 +62,9 @@ func (a *app) sandboxForkTree() *cobra.Command {
 	return c
 }
 
-// children shows what a fork made. Children that could not be made are a failure, after the others
-// were shown.
+// children prints the children of a fork. It returns an error if some could not be created, after it has printed the others.
 func (a *app) children(answer any, children []api.Sandbox, failed []api.ForkError, pause int64) error {
-	a.statusf("%d children; the parent stood still for %d ms", len(children), pause)
+	a.statusf("%d children; the parent was paused for %d ms", len(children), pause)
 	err := a.print(answer, func(w io.Writer) error {
 		for _, child := range children {
 			if _, err := fmt.Fprintln(w, child.ID); err != nil {
@@ -77,15 +76,15 @@ func (a *app) children(answer any, children []api.Sandbox, failed []api.ForkErro
 	if err != nil || len(failed) == 0 {
 		return err
 	}
-	return api.Errorf(failed[0].Code, "%d children could not be made; the first: %s", len(failed), failed[0].Err)
+	return api.Errorf(failed[0].Code, "%d children could not be created; the first: %s", len(failed), failed[0].Err)
 }
 
 func (a *app) sandboxPromote() *cobra.Command {
 	var req api.PromoteRequest
 	var tree string
-	c := &cobra.Command{Use: "promote ID", Short: "Make a child the winner of its fork tree", Args: cobra.ExactArgs(1)}
+	c := &cobra.Command{Use: "promote ID", Short: "Keep a child as the winner of its fork tree", Args: cobra.ExactArgs(1)}
 	c.Flags().BoolVar(&req.CleanupSiblings, "cleanup", false, "delete the other children of the tree")
-	c.Flags().StringVar(&tree, "tree", "", "tree (default: the winner's own)")
+	c.Flags().StringVar(&tree, "tree", "", "tree (default: that of the child)")
 	c.RunE = func(c *cobra.Command, args []string) error {
 		cl, id, err := a.dialSandbox(args[0])
 		if err != nil {
@@ -115,11 +114,11 @@ func (a *app) sandboxSnapshot() *cobra.Command {
 	var req api.SnapshotRequest
 	c := &cobra.Command{
 		Use:   "snapshot ID",
-		Short: "Keep a sandbox's moment, memory and disk; it goes on",
+		Short: "Take a snapshot of a sandbox with its memory and disk; it keeps running",
 		Args:  cobra.ExactArgs(1),
 	}
-	c.Flags().StringVar(&req.Name, "name", "", "a name for people")
-	c.Flags().StringToStringVar(&req.Metadata, "metadata", nil, "pairs to keep beside it, key=value")
+	c.Flags().StringVar(&req.Name, "name", "", "name of the snapshot")
+	c.Flags().StringToStringVar(&req.Metadata, "metadata", nil, "metadata, key=value")
 	c.RunE = func(c *cobra.Command, args []string) error {
 		cl, id, err := a.dialSandbox(args[0])
 		if err != nil {
@@ -129,7 +128,7 @@ func (a *app) sandboxSnapshot() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		a.statusf("%s of %s; it stood still for %d ms", size(s.SizeBytes), id, s.PauseMS)
+		a.statusf("%s of %s; it was paused for %d ms", size(s.SizeBytes), id, s.PauseMS)
 		return a.print(s, func(w io.Writer) error {
 			_, err := fmt.Fprintln(w, s.ID)
 			return err
@@ -141,7 +140,7 @@ func (a *app) sandboxSnapshot() *cobra.Command {
 func (a *app) snapshot() *cobra.Command {
 	return group(
 		"snapshot",
-		"See, move and delete snapshots",
+		"List, push, pull and delete snapshots",
 		a.snapshotList(),
 		a.snapshotGet(),
 		a.snapshotDelete(),
@@ -153,7 +152,7 @@ func (a *app) snapshot() *cobra.Command {
 func (a *app) snapshotList() *cobra.Command {
 	var sandbox string
 	c := &cobra.Command{Use: "list", Aliases: []string{"ls"}, Short: "List snapshots, newest first", Args: cobra.NoArgs}
-	c.Flags().StringVar(&sandbox, "sandbox", "", "only of this sandbox")
+	c.Flags().StringVar(&sandbox, "sandbox", "", "only snapshots of this sandbox")
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		cl, err := a.dial()
 		if err != nil {
@@ -203,27 +202,17 @@ func (a *app) snapshotGet() *cobra.Command {
 				return err
 			}
 			return a.print(s, func(w io.Writer) error {
-				return facts(
-					w,
-					"id",
-					string(s.ID),
-					"name",
-					s.Name,
-					"sandbox",
-					string(s.SandboxID),
-					"template",
-					s.Template,
-					"takes",
-					size(s.SizeBytes),
-					"memory",
-					strconv.Itoa(s.MemoryMB)+" MiB",
-					"disk",
-					strconv.Itoa(s.DiskMB)+" MiB",
-					"created",
-					s.CreatedAt.Format(time.RFC3339),
-					"metadata",
-					pairs(s.Metadata),
-				)
+				return facts(w, []fact{
+					{"id", string(s.ID)},
+					{"name", s.Name},
+					{"sandbox", string(s.SandboxID)},
+					{"template", s.Template},
+					{"disk usage", size(s.SizeBytes)},
+					{"memory", strconv.Itoa(s.MemoryMB) + " MiB"},
+					{"disk", strconv.Itoa(s.DiskMB) + " MiB"},
+					{"created", s.CreatedAt.Format(time.RFC3339)},
+					{"metadata", pairs(s.Metadata)},
+				})
 			})
 		},
 	}

@@ -17,14 +17,14 @@ func (l *limitFlags) register(f *pflag.FlagSet) {
 		&l.DiskMiB,
 		"disk-limit-mib",
 		0,
-		"MiB that may be read from and written to each disk a second (default: the server's limit)",
+		"MiB per second read from and written to each disk (default: the server's limit)",
 	)
-	f.IntVar(&l.DiskOps, "disk-limit-ops", 0, "reads and writes of each disk a second (default: the server's limit)")
-	f.IntVar(&l.NetworkInMbit, "network-limit-in", 0, "Mbit a second to the sandbox (default: the server's limit)")
-	f.IntVar(&l.NetworkOutMbit, "network-limit-out", 0, "Mbit a second from the sandbox (default: the server's limit)")
+	f.IntVar(&l.DiskOps, "disk-limit-ops", 0, "reads and writes per second of each disk (default: the server's limit)")
+	f.IntVar(&l.NetworkInMbit, "network-limit-in", 0, "Mbit per second to the sandbox (default: the server's limit)")
+	f.IntVar(&l.NetworkOutMbit, "network-limit-out", 0, "Mbit per second from the sandbox (default: the server's limit)")
 }
 
-// limits are those that were given, nil for none.
+// limits returns the limits that were given, or nil if there are none.
 func (l *limitFlags) limits() *api.Limits {
 	if l.IsZero() {
 		return nil
@@ -32,7 +32,7 @@ func (l *limitFlags) limits() *api.Limits {
 	return &l.Limits
 }
 
-// bounds tells limits to a person.
+// bounds returns limits as text.
 func bounds(l *api.Limits) string {
 	if l == nil {
 		return ""
@@ -41,7 +41,10 @@ func bounds(l *api.Limits) string {
 	for _, f := range []struct {
 		n    int
 		text string
-	}{{l.DiskMiB, "disk %d MiB/s"}, {l.DiskOps, "disk %d/s"}, {l.NetworkInMbit, "network in %d Mbit/s"}, {l.NetworkOutMbit, "network out %d Mbit/s"}} {
+	}{
+		{l.DiskMiB, "disk %d MiB/s"}, {l.DiskOps, "disk %d/s"},
+		{l.NetworkInMbit, "network in %d Mbit/s"}, {l.NetworkOutMbit, "network out %d Mbit/s"},
+	} {
 		if f.n != 0 {
 			all = append(all, fmt.Sprintf(f.text, f.n))
 		}

@@ -12,7 +12,7 @@ import (
 	"github.com/pandastack/pandastack/api"
 )
 
-// reachFlags say what a sandbox may reach.
+// reachFlags are the flags for the egress rules and ports of a sandbox.
 type reachFlags struct {
 	allow, deny []string
 	noInternet  bool
@@ -24,28 +24,28 @@ func (r *reachFlags) register(f *pflag.FlagSet) {
 		&r.allow,
 		"allow-out",
 		nil,
-		"may be reached whatever the other flags say: address, network, domain, *.domain",
+		"allow an address, network, domain or *.domain; overrides the other flags",
 	)
-	f.StringSliceVar(&r.deny, "deny-out", nil, "may not be reached: address, network, domain, *.domain")
-	f.BoolVar(&r.noInternet, "no-internet", false, "nothing may be reached but what --allow-out names")
+	f.StringSliceVar(&r.deny, "deny-out", nil, "deny an address, network, domain or *.domain")
+	f.BoolVar(&r.noInternet, "no-internet", false, "deny everything except --allow-out")
 	f.BoolVar(
 		&r.private,
 		"private-ports",
 		false,
-		"ports of the sandbox are reached only with a key, a signed preview address or its traffic token",
+		"require a key, a signed preview URL or the traffic token for ports of the sandbox",
 	)
 }
 
-// network gives what the flags say.
+// network returns the rules that the flags describe.
 func (r *reachFlags) network() (api.Network, error) {
 	if len(r.allow) > 0 && len(r.deny) == 0 && !r.noInternet {
-		return api.Network{}, errors.New("--allow-out closes nothing by itself: add --no-internet to close the rest")
+		return api.Network{}, errors.New("--allow-out alone denies nothing: add --no-internet to deny everything else")
 	}
 	n := api.Network{AllowOut: r.allow, DenyOut: r.deny, DenyOthers: r.noInternet, PrivatePorts: r.private}
 	return n, n.Validate()
 }
 
-// reachable says in words what a sandbox may reach.
+// reachable describes egress rules.
 func reachable(n *api.Network) string {
 	switch {
 	case n == nil || n.AllowsAll():
@@ -70,14 +70,16 @@ func (a *app) sandboxNetwork() *cobra.Command {
 	var reach reachFlags
 	var open bool
 	c := &cobra.Command{
-		Use: "network ID", Short: "Show or replace what a sandbox may reach", Args: cobra.ExactArgs(1),
-		Long: "Show what a sandbox may reach. With flags, replace it as a whole, at once: connections that are no longer allowed end.",
-		Example: "  pandastack sandbox network sbx...\n  pandastack sandbox network sbx... --no-internet --allow-out packages.example.com --allow-out '*.files.example.com'\n" +
+		Use: "network ID", Short: "Show or replace the egress rules of a sandbox", Args: cobra.ExactArgs(1),
+		Long: "Show the egress rules of a sandbox. With flags, replace all of them with immediate effect: connections that are no\n" +
+			"longer allowed are closed.",
+		Example: "  pandastack sandbox network sbx...\n" +
+			"  pandastack sandbox network sbx... --no-internet --allow-out packages.example.com --allow-out '*.files.example.com'\n" +
 			"  pandastack sandbox network sbx... --open",
 	}
 	f := c.Flags()
 	reach.register(f)
-	f.BoolVar(&open, "open", false, "everything may be reached")
+	f.BoolVar(&open, "open", false, "allow everything")
 	c.MarkFlagsMutuallyExclusive("open", "no-internet")
 	c.MarkFlagsMutuallyExclusive("open", "allow-out")
 	c.MarkFlagsMutuallyExclusive("open", "deny-out")
@@ -100,11 +102,11 @@ func (a *app) sandboxNetwork() *cobra.Command {
 			return err
 		}
 		return a.print(n, func(w io.Writer) error {
-			ports := "everybody who knows the id"
+			ports := "everyone who knows the id"
 			if n.PrivatePorts {
-				ports = "holders of a key, a signed preview or the traffic token"
+				ports = "holders of a key, a signed preview URL or the traffic token"
 			}
-			_, err := fmt.Fprintf(w, "may reach: %s\nports are reached by: %s\n", reachable(&n), ports)
+			_, err := fmt.Fprintf(w, "may reach: %s\nports are open to: %s\n", reachable(&n), ports)
 			return err
 		})
 	}

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/term"
 )
 
-// print shows an answer: as JSON with --json, else as human writes it.
+// print writes v as JSON with --json, and calls human otherwise.
 func (a *app) print(v any, human func(w io.Writer) error) error {
 	if a.json {
 		return writeJSON(a.Stdout, v)
@@ -27,7 +27,7 @@ func writeJSON(w io.Writer, v any) error {
 	return enc.Encode(v)
 }
 
-// table writes rows under a head, aligned.
+// table writes aligned rows below a header.
 func table(w io.Writer, head []string, rows [][]string) error {
 	t := tabwriter.NewWriter(w, 0, 4, 2, ' ', 0)
 	fmt.Fprintln(t, strings.Join(head, "\t"))
@@ -37,25 +37,28 @@ func table(w io.Writer, head []string, rows [][]string) error {
 	return t.Flush()
 }
 
-// facts writes name and value pairs, leaving out empty values.
-func facts(w io.Writer, pairs ...string) error {
+// fact is one line of the description of an object.
+type fact struct{ name, value string }
+
+// facts writes aligned names and values, without those whose value is empty.
+func facts(w io.Writer, all []fact) error {
 	t := tabwriter.NewWriter(w, 0, 4, 2, ' ', 0)
-	for i := 0; i+1 < len(pairs); i += 2 {
-		if pairs[i+1] != "" {
-			fmt.Fprintf(t, "%s\t%s\n", pairs[i], pairs[i+1])
+	for _, f := range all {
+		if f.value != "" {
+			fmt.Fprintf(t, "%s\t%s\n", f.name, f.value)
 		}
 	}
 	return t.Flush()
 }
 
-// line writes one line of talk to standard error; with --json there is none.
+// statusf writes one line about progress to standard error, and nothing with --json.
 func (a *app) statusf(format string, args ...any) {
 	if !a.json {
 		fmt.Fprintf(a.Stderr, format+"\n", args...)
 	}
 }
 
-// age says how long ago t was, in one unit.
+// age returns the time between t and now in one unit, such as 5m.
 func age(t, now time.Time) string {
 	if t.IsZero() {
 		return ""
@@ -72,7 +75,7 @@ func age(t, now time.Time) string {
 	return fmt.Sprintf("%dd", int(d.Hours()/24))
 }
 
-// size says bytes in binary units.
+// size returns n bytes in binary units, such as 1.5 GiB.
 func size(n int64) string {
 	units := []string{"B", "KiB", "MiB", "GiB", "TiB"}
 	v, i := float64(n), 0
@@ -85,7 +88,7 @@ func size(n int64) string {
 	return fmt.Sprintf("%.1f %s", v, units[i])
 }
 
-// terminal gives the file behind r or w if it is a terminal.
+// terminal returns the file behind a stream, and reports whether it is a terminal.
 func terminal(stream any) (*os.File, bool) {
 	f, ok := stream.(*os.File)
 	return f, ok && term.IsTerminal(int(f.Fd()))

@@ -50,31 +50,34 @@ func (a *app) sandboxCreate() *cobra.Command {
 	var reach reachFlags
 	var limits limitFlags
 	c := &cobra.Command{
-		Use:     "create",
-		Short:   "Create a sandbox from a template or a snapshot",
-		Long:    "Create a sandbox from a template or a snapshot. The id goes to standard output.",
-		Example: "  pandastack sandbox create\n  pandastack sandbox create --template base --persistent --env KEY=value\n  pandastack sandbox create --no-internet --allow-out packages.example.com --allow-out '*.files.example.com'\n  pandastack sandbox create --from-snapshot snp...",
-		Args:    cobra.NoArgs,
+		Use:   "create",
+		Short: "Create a sandbox from a template or a snapshot",
+		Long:  "Create a sandbox from a template or a snapshot, and print its id.",
+		Example: "  pandastack sandbox create\n" +
+			"  pandastack sandbox create --template base --persistent --env KEY=value\n" +
+			"  pandastack sandbox create --no-internet --allow-out packages.example.com --allow-out '*.files.example.com'\n" +
+			"  pandastack sandbox create --from-snapshot snp...",
+		Args: cobra.NoArgs,
 	}
 	f := c.Flags()
-	f.StringVarP(&req.Template, "template", "t", "", "template (default: the server's)")
-	f.StringVar(&from, "from-snapshot", "", "restore this snapshot instead")
-	f.DurationVar(&ttl, "ttl", 0, "delete after so long without use; 0s is never (default: the server's)")
-	f.DurationVar(&timeout, "timeout", 0, "delete so long after creation, used or not")
+	f.StringVarP(&req.Template, "template", "t", "", "template (default: sandbox.template of the server)")
+	f.StringVar(&from, "from-snapshot", "", "create from this snapshot instead")
+	f.DurationVar(&ttl, "ttl", 0, "delete after this time without use; 0s is never (default: sandbox.ttl of the server)")
+	f.DurationVar(&timeout, "timeout", 0, "delete after this time, used or not")
 	f.BoolVar(
 		&req.Persistent,
 		"persistent",
 		false,
-		"never reaped for being idle; hibernated, not lost, when the node stops",
+		"never delete when idle; hibernate instead of deleting when the node stops",
 	)
-	f.StringToStringVar(&req.Metadata, "metadata", nil, "pairs to keep beside it, key=value")
+	f.StringToStringVar(&req.Metadata, "metadata", nil, "metadata, key=value")
 	f.StringToStringVarP(&req.Env, "env", "e", nil, "environment of every process, KEY=value")
 	f.StringVar(&req.User, "user", "", "default user of commands and files")
 	f.StringVar(&req.Workdir, "workdir", "", "default working directory of commands")
-	f.IntVar(&req.DiskMB, "disk-mb", 0, "at least so much root disk in MiB")
+	f.IntVar(&req.DiskMB, "disk-mb", 0, "minimum size of the root disk in MiB")
 	reach.register(f)
 	limits.register(f)
-	f.BoolVar(&reach.noInternet, "no-egress", false, "the same as --no-internet")
+	f.BoolVar(&reach.noInternet, "no-egress", false, "same as --no-internet")
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		req.FromSnapshot = api.SnapshotID(from)
 		if f.Changed("ttl") {
@@ -96,7 +99,7 @@ func (a *app) sandboxCreate() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		a.statusf("%s runs from %s (%s, %d ms)", sb.ID, sb.Template, sb.BootMode, sb.BootMS)
+		a.statusf("%s is running from template %s (%s, %d ms)", sb.ID, sb.Template, sb.BootMode, sb.BootMS)
 		return a.print(sb, func(w io.Writer) error {
 			_, err := fmt.Fprintln(w, sb.ID)
 			return err
@@ -114,9 +117,9 @@ func (a *app) sandboxList() *cobra.Command {
 	var f api.SandboxFilter
 	var states []string
 	c := &cobra.Command{Use: "list", Aliases: []string{"ls"}, Short: "List sandboxes, newest first", Args: cobra.NoArgs}
-	c.Flags().StringVarP(&f.Template, "template", "t", "", "only those made from it")
-	c.Flags().StringSliceVar(&states, "status", nil, "only those in one of these states")
-	c.Flags().StringToStringVar(&f.Metadata, "metadata", nil, "only those with all of these pairs")
+	c.Flags().StringVarP(&f.Template, "template", "t", "", "only sandboxes of this template")
+	c.Flags().StringSliceVar(&states, "status", nil, "only sandboxes in one of these states")
+	c.Flags().StringToStringVar(&f.Metadata, "metadata", nil, "only sandboxes with all of this metadata")
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		for _, s := range states {
 			if !api.Status(s).Valid() {
@@ -135,9 +138,9 @@ func (a *app) sandboxList() *cobra.Command {
 		return a.print(list, func(w io.Writer) error {
 			rows := make([][]string, 0, len(list))
 			for _, s := range list {
-				kept := ""
+				persistent := ""
 				if s.Persistent {
-					kept = "persistent"
+					persistent = "yes"
 				}
 				rows = append(
 					rows,
@@ -147,12 +150,12 @@ func (a *app) sandboxList() *cobra.Command {
 						s.Template,
 						strconv.Itoa(s.MemoryMB) + " MiB",
 						age(s.CreatedAt, time.Now()),
-						kept,
+						persistent,
 						pairs(s.Metadata),
 					},
 				)
 			}
-			return table(w, []string{"ID", "STATUS", "TEMPLATE", "MEMORY", "AGE", "KEPT", "METADATA"}, rows)
+			return table(w, []string{"ID", "STATUS", "TEMPLATE", "MEMORY", "AGE", "PERSISTENT", "METADATA"}, rows)
 		})
 	}
 	return c
@@ -190,53 +193,30 @@ func sandboxFacts(w io.Writer, s api.Sandbox) error {
 	if s.ExpiresAt != nil {
 		expires = s.ExpiresAt.Format(time.RFC3339)
 	}
-	return facts(
-		w,
-		"id",
-		string(s.ID),
-		"status",
-		string(s.Status),
-		"why failed",
-		s.FailureReason,
-		"template",
-		s.Template,
-		"size",
-		fmt.Sprintf("%d vCPU, %d MiB memory, %d MiB disk", s.CPU, s.MemoryMB, s.DiskMB),
-		"data disks",
-		dataDisks(s.DataDisks),
-		"isolation",
-		strings.Trim(s.Isolation+" "+s.Accelerator, " "),
-		"address",
-		s.GuestIP,
-		"last start",
-		fmt.Sprintf("%s, %d ms", s.BootMode, s.BootMS),
-		"where it went",
-		strings.Join(phases, ", "),
-		"created",
-		s.CreatedAt.Format(time.RFC3339),
-		"from snapshot",
-		string(s.FromSnapshot),
-		"parent",
-		string(s.ParentID),
-		"tree",
-		string(s.TreeID),
-		"deleted when idle for",
-		ttl,
-		"deleted at",
-		expires,
-		"persistent",
-		strconv.FormatBool(s.Persistent),
-		"may reach",
-		reachable(s.Network),
-		"limits",
-		bounds(s.Limits),
-		"user",
-		s.User,
-		"workdir",
-		s.Workdir,
-		"metadata",
-		pairs(s.Metadata),
-	)
+	return facts(w, []fact{
+		{"id", string(s.ID)},
+		{"status", string(s.Status)},
+		{"failure", s.FailureReason},
+		{"template", s.Template},
+		{"size", fmt.Sprintf("%d vCPU, %d MiB memory, %d MiB disk", s.CPU, s.MemoryMB, s.DiskMB)},
+		{"data disks", dataDisks(s.DataDisks)},
+		{"isolation", strings.Trim(s.Isolation+" "+s.Accelerator, " ")},
+		{"address", s.GuestIP},
+		{"last start", fmt.Sprintf("%s, %d ms", s.BootMode, s.BootMS)},
+		{"phases", strings.Join(phases, ", ")},
+		{"created", s.CreatedAt.Format(time.RFC3339)},
+		{"from snapshot", string(s.FromSnapshot)},
+		{"parent", string(s.ParentID)},
+		{"tree", string(s.TreeID)},
+		{"deleted when idle for", ttl},
+		{"deleted at", expires},
+		{"persistent", strconv.FormatBool(s.Persistent)},
+		{"may reach", reachable(s.Network)},
+		{"limits", bounds(s.Limits)},
+		{"user", s.User},
+		{"workdir", s.Workdir},
+		{"metadata", pairs(s.Metadata)},
+	})
 }
 
 func (a *app) sandboxDelete() *cobra.Command {
@@ -244,12 +224,12 @@ func (a *app) sandboxDelete() *cobra.Command {
 	c := &cobra.Command{
 		Use:     "delete ID...",
 		Aliases: []string{"rm", "kill"},
-		Short:   "Delete sandboxes; right in every state, and twice",
+		Short:   "Delete sandboxes in any state",
 	}
-	c.Flags().BoolVar(&all, "all", false, "every sandbox of the workspace")
+	c.Flags().BoolVar(&all, "all", false, "all sandboxes of the workspace")
 	c.RunE = func(c *cobra.Command, args []string) error {
 		if all != (len(args) == 0) {
-			return fmt.Errorf("name sandboxes, or use --all")
+			return fmt.Errorf("give the ids of sandboxes, or --all")
 		}
 		cl, err := a.dial()
 		if err != nil {
@@ -275,7 +255,7 @@ func (a *app) sandboxDelete() *cobra.Command {
 	return c
 }
 
-// deleteAll deletes one after the other, whatever became of those before, and shows which are deleted.
+// deleteAll deletes objects one after the other, continues after failures, and prints which are deleted.
 func (a *app) deleteAll(ctx context.Context, names []string, remove func(context.Context, string) error) error {
 	deleted := []string{}
 	var all error

@@ -25,18 +25,18 @@ func (a *app) setup() *cobra.Command {
 	var image int
 	c := &cobra.Command{
 		Use:   "setup",
-		Short: "Make this machine ready: packages, guest kernel, data directory",
-		Long: "Make this machine ready: packages, guest kernel, data directory. Prints a plan and asks before it does anything; does only\n" +
-			"what is missing, and can be run again at any time. Mirrors are the machine's own.",
+		Short: "Prepare this machine: packages, guest kernel, data directory",
+		Long: "Prepare this machine: packages, guest kernel, data directory. The command prints a plan and asks before it changes\n" +
+			"anything. It does only what is missing, and can be run again at any time. It uses the machine's own mirrors.",
 		Args: cobra.NoArgs,
 	}
-	c.Flags().BoolVarP(&yes, "yes", "y", false, "do it without asking")
-	c.Flags().
-		StringVar(&kernel, "kernel", setup.KernelDistribution, "guest kernel: distribution, or tuned, which is compiled here and takes minutes")
-	c.Flags().
-		IntVar(&image, "image-gib", 0, "size of the XFS image that is made where the data directory cannot share blocks; sparse (default: capacity.disk_image_gib, 40)")
-	c.Flags().
-		BoolVar(&remove, "remove", false, "take away what setup made: the data directory with everything in it, and guest kernels; packages stay")
+	c.Flags().BoolVarP(&yes, "yes", "y", false, "do not ask")
+	c.Flags().StringVar(&kernel, "kernel", setup.KernelDistribution,
+		"guest kernel: distribution, or tuned, which is compiled on this machine and takes minutes")
+	c.Flags().IntVar(&image, "image-gib", 0, "size of the sparse XFS image that holds the data directory if its file "+
+		"system has no reflinks (default: capacity.disk_image_gib, 40)")
+	c.Flags().BoolVar(&remove, "remove", false,
+		"remove the data directory with all its contents and the guest kernels; packages stay")
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		if kernel != setup.KernelDistribution && kernel != setup.KernelTuned {
 			return fmt.Errorf("--kernel: %q is neither %s nor %s", kernel, setup.KernelDistribution, setup.KernelTuned)
@@ -51,7 +51,8 @@ func (a *app) setup() *cobra.Command {
 		}
 		cfg := setup.Config{DataDir: l.DataDir, ImageGiB: l.Capacity.DiskImageGiB, Kernel: kernel}
 		if remove {
-			if err := a.confirm(yes, "This removes "+l.DataDir+" with every sandbox, snapshot and template in it."); err != nil {
+			what := "This removes " + l.DataDir + " with every sandbox, snapshot and template in it."
+			if err := a.confirm(yes, what); err != nil {
 				return err
 			}
 			return local(setup.Remove(c.Context(), cfg, func(line string) { a.statusf("%s", line) }))
@@ -61,7 +62,7 @@ func (a *app) setup() *cobra.Command {
 	return c
 }
 
-// prepare plans and, if agreed, carries the plan out.
+// prepare makes a plan and, if the user agrees, carries it out.
 func (a *app) prepare(ctx context.Context, cfg setup.Config, yes bool) error {
 	facts, err := setup.Inspect(ctx, cfg)
 	if err != nil {
@@ -97,7 +98,7 @@ func (a *app) prepare(ctx context.Context, cfg setup.Config, yes bool) error {
 	})
 }
 
-// stepReport shows the steps of a plan as they are done, and the output of the one that failed.
+// stepReport shows the progress of a plan, and the output of a step that failed.
 func (a *app) stepReport() setup.Report {
 	const kept = 30
 	var last []string
@@ -122,7 +123,7 @@ func (a *app) stepReport() setup.Report {
 	}
 }
 
-// confirm asks a person at a terminal; elsewhere it takes --yes.
+// confirm asks the user at a terminal. Without a terminal it requires --yes.
 func (a *app) confirm(yes bool, what string) error {
 	if yes {
 		return nil
@@ -131,9 +132,9 @@ func (a *app) confirm(yes bool, what string) error {
 		a.statusf("%s", what)
 	}
 	if _, ok := terminal(a.Stdin); !ok || a.json {
-		return api.Errorf(api.Invalid, "nothing was done; say --yes to do it")
+		return api.Errorf(api.Invalid, "nothing was done; use --yes to do it")
 	}
-	fmt.Fprint(a.Stderr, "Go on? [y/N] ")
+	fmt.Fprint(a.Stderr, "Continue? [y/N] ")
 	answer, err := bufio.NewReader(a.Stdin).ReadString('\n')
 	if err != nil && !errors.Is(err, io.EOF) {
 		return local(err)
@@ -147,9 +148,9 @@ func (a *app) confirm(yes bool, what string) error {
 func (a *app) doctor() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "doctor",
-		Short: "Check what this machine can do, by trying it",
-		Long: "Check what this machine can do, by trying it: every check with what was found and how to mend it. The accelerator is found\n" +
-			"out by booting a guest for a moment. The exit code is 1 when sandboxes would not work.",
+		Short: "Check whether this machine can run sandboxes",
+		Long: "Check whether this machine can run sandboxes, by trying: every check prints its finding and a remedy. The accelerator\n" +
+			"is probed by booting a guest. The exit code is 1 if sandboxes would not work.",
 		Args: cobra.NoArgs,
 	}
 	c.RunE = func(c *cobra.Command, _ []string) error {

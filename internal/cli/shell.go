@@ -22,9 +22,9 @@ func (a *app) sandboxShell() *cobra.Command {
 		Long:  "Open a terminal in a sandbox: a login shell, or the program given with --cmd. The exit code is the program's.",
 		Args:  cobra.ExactArgs(1),
 	}
-	c.Flags().StringVar(&req.Cmd, "cmd", "", "run this instead of a login shell")
+	c.Flags().StringVar(&req.Cmd, "cmd", "", "program to run instead of a login shell")
 	c.Flags().StringVar(&req.Cwd, "cwd", "", "working directory")
-	c.Flags().StringVar(&req.User, "user", "", "user")
+	c.Flags().StringVar(&req.User, "user", "", "user to run as")
 	c.RunE = func(c *cobra.Command, args []string) error {
 		cl, id, err := a.dialSandbox(args[0])
 		if err != nil {
@@ -45,14 +45,15 @@ func (a *app) sandboxShell() *cobra.Command {
 			if err != nil {
 				return errors.Join(local(err), t.Close())
 			}
-			defer func() { _ = term.Restore(int(screen.Fd()), old) }() // the program ends; nothing better can be done
+			// The program ends, so a failure to restore the terminal cannot be handled.
+			defer func() { _ = term.Restore(int(screen.Fd()), old) }()
 		}
 		return a.runTerminal(c.Context(), t, screen, isTerminal)
 	}
 	return c
 }
 
-// runTerminal carries bytes between this process and the terminal until the program ends.
+// runTerminal copies bytes between standard input and output and the terminal until the program ends.
 func (a *app) runTerminal(ctx context.Context, t *client.Terminal, screen *os.File, isTerminal bool) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var wait sync.WaitGroup
@@ -78,7 +79,7 @@ func (a *app) runTerminal(ctx context.Context, t *client.Terminal, screen *os.Fi
 	}
 }
 
-// typed sends standard input to the terminal, and the end of it as Ctrl-D.
+// typed sends standard input to the terminal, and Ctrl-D at its end.
 func (a *app) typed(ctx context.Context, t *client.Terminal) {
 	buf := make([]byte, 32<<10)
 	for {
@@ -87,7 +88,7 @@ func (a *app) typed(ctx context.Context, t *client.Terminal) {
 			return
 		}
 		if err != nil {
-			_ = t.Send(ctx, []byte{4}) // a terminal that has ended wants no input
+			_ = t.Send(ctx, []byte{4}) // the program may have ended already
 			return
 		}
 	}

@@ -13,10 +13,10 @@ func (a *app) snapshotPush() *cobra.Command {
 	var remove bool
 	c := &cobra.Command{
 		Use:   "push ID",
-		Short: "Put a snapshot into the object store, where other nodes find it",
+		Short: "Push a snapshot to the object store for other nodes",
 		Args:  cobra.ExactArgs(1),
 	}
-	c.Flags().BoolVar(&remove, "delete", false, "remove it from the object store instead; nodes that have it keep it")
+	c.Flags().BoolVar(&remove, "delete", false, "delete the snapshot from the object store instead; nodes that have it keep it")
 	c.RunE = func(c *cobra.Command, args []string) error {
 		cl, err := a.dial()
 		if err != nil {
@@ -30,7 +30,7 @@ func (a *app) snapshotPush() *cobra.Command {
 			if err := cl.Snapshots.DeletePushed(c.Context(), id); err != nil {
 				return err
 			}
-			a.statusf("%s is in the object store no more", id)
+			a.statusf("%s is deleted from the object store", id)
 			return a.print(api.SnapshotDeleted{Deleted: id}, func(io.Writer) error { return nil })
 		}
 		m, err := cl.Snapshots.Push(c.Context(), id)
@@ -38,7 +38,7 @@ func (a *app) snapshotPush() *cobra.Command {
 			return err
 		}
 		a.statusf(
-			"%s new, %s uploaded in %d ms; it takes %s in the object store",
+			"%s new, %s uploaded in %d ms; %s in the object store",
 			size(m.NewBytes),
 			size(m.UploadedBytes),
 			m.TookMS,
@@ -53,11 +53,11 @@ func (a *app) snapshotPull() *cobra.Command {
 	var req api.PullRequest
 	c := &cobra.Command{
 		Use:   "pull ID",
-		Short: "Bring a snapshot from the object store to this node",
+		Short: "Pull a snapshot from the object store to this node",
 		Args:  cobra.ExactArgs(1),
 	}
-	c.Flags().
-		BoolVar(&req.Stream, "stream", false, "answer as soon as sandboxes can be made of it; the content follows")
+	c.Flags().BoolVar(&req.Stream, "stream", false,
+		"return as soon as sandboxes can be created from it, and download the rest in the background")
 	c.RunE = func(c *cobra.Command, args []string) error {
 		cl, err := a.dial()
 		if err != nil {
@@ -71,13 +71,13 @@ func (a *app) snapshotPull() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		a.statusf("%s fetched in %d ms", size(m.FetchedBytes), m.TookMS)
+		a.statusf("%s downloaded in %d ms", size(m.FetchedBytes), m.TookMS)
 		return a.printTransfer(m)
 	}
 	return c
 }
 
-// printTransfer prints what a move answered: the id, for scripts.
+// printTransfer prints the result of a transfer: the id, for scripts.
 func (a *app) printTransfer(m api.TransferResult) error {
 	return a.print(m, func(w io.Writer) error {
 		_, err := fmt.Fprintln(w, m.Snapshot.ID)

@@ -18,7 +18,7 @@ import (
 func (a *app) template() *cobra.Command {
 	c := group(
 		"template",
-		"See, build and bake templates",
+		"List, build and bake templates",
 		a.templateList(),
 		a.templateGet(),
 		a.templateBuild(),
@@ -65,13 +65,13 @@ func (a *app) templateList() *cobra.Command {
 						},
 					)
 				}
-				return table(w, []string{"NAME", "BAKED", "CPU", "MEMORY", "DISK", "TAKES", "DESCRIPTION"}, rows)
+				return table(w, []string{"NAME", "BAKED", "CPU", "MEMORY", "DISK", "DISK USAGE", "DESCRIPTION"}, rows)
 			})
 		},
 	}
 }
 
-// diskUsage says how much of what a template seems to take it really does.
+// diskUsage returns the disk usage of a template and its apparent size.
 func diskUsage(t api.Template) string {
 	if t.ApparentBytes == 0 {
 		return size(t.SizeBytes)
@@ -110,38 +110,20 @@ func (a *app) templateGet() *cobra.Command {
 				if t.Bake != nil {
 					fails = t.Bake.Error
 				}
-				return facts(
-					w,
-					"name",
-					t.Name,
-					"description",
-					t.Description,
-					"baked",
-					baked(t),
-					"why not",
-					fails,
-					"size",
-					fmt.Sprintf(
-						"%d vCPU, %d MiB memory, %d MiB disk",
-						t.CPU,
-						t.MemoryMB,
-						t.DiskMB,
-					),
-					"data disks",
-					dataDisks(t.DataDisks),
-					"limits",
-					bounds(t.Limits),
-					"takes",
-					diskUsage(t),
-					"base",
-					t.Base,
-					"user",
-					t.User,
-					"workdir",
-					t.Workdir,
-					"tools",
-					strings.Join(t.Tools, ", "),
-				)
+				return facts(w, []fact{
+					{"name", t.Name},
+					{"description", t.Description},
+					{"baked", baked(t)},
+					{"bake error", fails},
+					{"size", fmt.Sprintf("%d vCPU, %d MiB memory, %d MiB disk", t.CPU, t.MemoryMB, t.DiskMB)},
+					{"data disks", dataDisks(t.DataDisks)},
+					{"limits", bounds(t.Limits)},
+					{"disk usage", diskUsage(t)},
+					{"base", t.Base},
+					{"user", t.User},
+					{"workdir", t.Workdir},
+					{"tools", strings.Join(t.Tools, ", ")},
+				})
 			})
 		},
 	}
@@ -160,12 +142,13 @@ func (a *app) templateBake() *cobra.Command {
 	var noWait bool
 	c := &cobra.Command{
 		Use:   "bake NAME",
-		Short: "Make a template's image and snapshot",
-		Long:  "Make a template's image and snapshot, or join a bake under way, and wait for its end. One that is baked is left alone without --force.",
-		Args:  cobra.ExactArgs(1),
+		Short: "Bake a template: build its image and snapshot",
+		Long: "Bake a template: build its image and snapshot, or join a bake in progress, and wait for it to finish.\n" +
+			"A template that is already baked is baked again only with --force.",
+		Args: cobra.ExactArgs(1),
 	}
-	c.Flags().BoolVar(&req.Force, "force", false, "bake although it is baked")
-	c.Flags().BoolVar(&noWait, "no-wait", false, "only begin")
+	c.Flags().BoolVar(&req.Force, "force", false, "bake a template that is already baked again")
+	c.Flags().BoolVar(&noWait, "no-wait", false, "start the bake and do not wait for it")
 	c.RunE = func(c *cobra.Command, args []string) error {
 		cl, err := a.dial()
 		if err != nil {
@@ -173,7 +156,7 @@ func (a *app) templateBake() *cobra.Command {
 		}
 		t, err := a.bake(c.Context(), cl, args[0], req, !noWait)
 		if c.Context().Err() != nil {
-			a.statusf("the node goes on with it; pandastack template bake %s follows it again", args[0])
+			a.statusf("the node continues the bake; pandastack template bake %s follows it again", args[0])
 		}
 		if err != nil {
 			return err
@@ -186,7 +169,7 @@ func (a *app) templateBake() *cobra.Command {
 	return c
 }
 
-// bake begins to bake a template and, with wait, follows it to its end, showing how it goes.
+// bake starts to bake a template and, if wait is set, shows its progress until it has finished.
 func (a *app) bake(
 	ctx context.Context,
 	cl *client.Client,
@@ -197,21 +180,21 @@ func (a *app) bake(
 	if !wait {
 		return cl.Templates.Bake(ctx, name, req)
 	}
-	tell, baked := a.progress("bake "+name), false
+	report, baked := a.progress("bake "+name), false
 	t, err := cl.Templates.BakeAndWait(ctx, name, req, func(b api.Bake) {
 		baked = true
-		tell(b.Step, b.Percent)
+		report(b.Step, b.Percent)
 	})
 	switch {
 	case baked && err == nil:
-		tell("", 100)
+		report("", 100)
 	case baked:
 		a.endLine()
 	}
 	return t, err
 }
 
-// progress shows steps on standard error: in place on a terminal, a line per step elsewhere.
+// progress returns a function that shows steps on standard error: in place on a terminal, otherwise one line per step.
 func (a *app) progress(what string) func(step string, percent int) {
 	_, screen := terminal(a.Stderr)
 	last, began := "", time.Now()
@@ -241,7 +224,7 @@ func (a *app) progress(what string) func(step string, percent int) {
 	}
 }
 
-// endLine ends a line that progress showed in place.
+// endLine ends the line that progress has shown in place.
 func (a *app) endLine() {
 	if _, screen := terminal(a.Stderr); screen && !a.json {
 		fmt.Fprintln(a.Stderr)
@@ -249,14 +232,14 @@ func (a *app) endLine() {
 }
 
 func (a *app) keys() *cobra.Command {
-	return group("key", "Make and revoke API keys", a.keyCreate(), a.keyList(), a.keyRevoke())
+	return group("key", "Create and revoke API keys", a.keyCreate(), a.keyList(), a.keyRevoke())
 }
 
 func (a *app) keyCreate() *cobra.Command {
 	var req api.TokenRequest
-	c := &cobra.Command{Use: "create", Short: "Make a key; it is shown this once", Args: cobra.NoArgs}
-	c.Flags().StringVar(&req.Label, "label", "", "a name for people")
-	c.Flags().IntVar(&req.ExpiresInDays, "expires-in-days", 0, "0 is never")
+	c := &cobra.Command{Use: "create", Short: "Create a key and print it; it cannot be shown again", Args: cobra.NoArgs}
+	c.Flags().StringVar(&req.Label, "label", "", "label of the key")
+	c.Flags().IntVar(&req.ExpiresInDays, "expires-in-days", 0, "days until the key expires; 0 is never")
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		cl, err := a.dial()
 		if err != nil {
@@ -298,7 +281,7 @@ func (a *app) keyList() *cobra.Command {
 					}
 					rows = append(rows, []string{k.Prefix, k.Label, age(k.CreatedAt, time.Now()), used})
 				}
-				return table(w, []string{"PREFIX", "LABEL", "AGE", "USED"}, rows)
+				return table(w, []string{"PREFIX", "LABEL", "AGE", "LAST USED"}, rows)
 			})
 		},
 	}
@@ -307,7 +290,7 @@ func (a *app) keyList() *cobra.Command {
 func (a *app) keyRevoke() *cobra.Command {
 	return &cobra.Command{
 		Use:   "revoke PREFIX",
-		Short: "End a key at once",
+		Short: "Revoke a key with immediate effect",
 		Args:  cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			cl, err := a.dial()
@@ -329,7 +312,7 @@ func (a *app) keyRevoke() *cobra.Command {
 func (a *app) me() *cobra.Command {
 	return &cobra.Command{
 		Use:   "me",
-		Short: "Show who the key belongs to",
+		Short: "Show the workspace and user of the key",
 		Args:  cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			cl, err := a.dial()
@@ -341,19 +324,13 @@ func (a *app) me() *cobra.Command {
 				return err
 			}
 			return a.print(m, func(w io.Writer) error {
-				return facts(
-					w,
-					"workspace",
-					string(m.Workspace),
-					"user",
-					m.UserID,
-					"key",
-					m.TokenPrefix,
-					"role",
-					m.Role,
-					"server",
-					cl.URL(),
-				)
+				return facts(w, []fact{
+					{"workspace", string(m.Workspace)},
+					{"user", m.UserID},
+					{"key", m.TokenPrefix},
+					{"role", m.Role},
+					{"server", cl.URL()},
+				})
 			})
 		},
 	}
@@ -362,7 +339,7 @@ func (a *app) me() *cobra.Command {
 func (a *app) version() *cobra.Command {
 	return &cobra.Command{
 		Use:   "version",
-		Short: "Show the version of this program and of the node it speaks to",
+		Short: "Show the version of this program and of the node",
 		Args:  cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			out := struct {
@@ -377,11 +354,11 @@ func (a *app) version() *cobra.Command {
 				}
 			}
 			return a.print(out, func(w io.Writer) error {
-				node := "none reached"
+				node := "not reachable"
 				if v := out.Node; v != nil {
 					node = strings.TrimSpace(v.Version + " " + v.Driver + " " + v.Accel)
 				}
-				return facts(w, "pandastack", a.Version, "node", node)
+				return facts(w, []fact{{"pandastack", a.Version}, {"node", node}})
 			})
 		},
 	}
@@ -390,7 +367,7 @@ func (a *app) version() *cobra.Command {
 func (a *app) config() *cobra.Command {
 	explain := &cobra.Command{
 		Use:   "explain",
-		Short: "Print every setting, its value and where that came from",
+		Short: "Print every setting with its value and the origin of the value",
 		Args:  cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			l, err := a.node(nil)

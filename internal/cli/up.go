@@ -56,10 +56,10 @@ func settings(f *pflag.FlagSet) func() map[string]string {
 func (a *app) up() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "up",
-		Short: "Run a node on this machine, in the foreground",
-		Long: "Run a node on this machine, in the foreground: API, control plane and host agent in one process. Interrupt it to stop:\n" +
-			"persistent sandboxes are hibernated and come back with the next start, others end. A node that is killed leaves its\n" +
-			"machines running, and the next one adopts them. The first start prints the first API key, this once.",
+		Short: "Run a node on this machine in the foreground",
+		Long: "Run a node on this machine in the foreground: API, control plane and host agent in one process. Interrupt it to\n" +
+			"stop: persistent sandboxes are hibernated and return with the next start, others are deleted. A node that is killed\n" +
+			"leaves its machines running, and the next one adopts them. The first start prints the first API key once.",
 		Args: cobra.NoArgs,
 	}
 	set := settings(c.Flags())
@@ -77,7 +77,7 @@ func (a *app) up() *cobra.Command {
 	return c
 }
 
-// ready tells how to reach a node that has started.
+// ready prints how to reach a node that has started.
 func (a *app) ready(r node.Ready) {
 	err := a.print(
 		config.NodeAccess{APIURL: r.URL, APIKey: r.FirstKey, TLSURL: r.TLSURL, CAFile: r.CAFile},
@@ -91,26 +91,27 @@ func (a *app) ready(r node.Ready) {
 	}
 }
 
-// readyText tells a person how to reach a node, and how to trust it.
+// readyText describes how to reach a node, and how to trust its certificate.
 func readyText(r node.Ready) string {
 	text := fmt.Sprintf("PandaStack is ready at %s\n", r.URL)
 	if r.TLSURL != "" {
 		text += fmt.Sprintf("and over TLS at %s\n", r.TLSURL)
 	}
 	if r.CAFile != "" {
-		text += fmt.Sprintf("Its certificate is of this node's own authority. To trust it on this machine:\n"+
+		text += fmt.Sprintf("Its certificate is signed by this node's own authority. To trust it on this machine:\n"+
 			"  sudo install -m 644 %s /usr/local/share/ca-certificates/pandastack.crt && sudo update-ca-certificates\n"+
-			"or for one program: NODE_EXTRA_CA_CERTS=%[1]s (Node.js), SSL_CERT_FILE=%[1]s (Python, Go, curl)\n", r.CAFile)
+			"For one program: NODE_EXTRA_CA_CERTS=%[1]s (Node.js), SSL_CERT_FILE=%[1]s (Python, Go, curl)\n", r.CAFile)
 	}
 	if r.FirstKey != "" {
-		text += fmt.Sprintf("First API key, shown this once: %s\n", r.FirstKey)
+		text += fmt.Sprintf("First API key, shown only once: %s\n", r.FirstKey)
 	}
 	return text
 }
 
-// printAccess gives a client of a node: the one that the flags, environment or files name if it answers, else
-// one that is started in this process, tells on standard error what is of a level, and ends with stop, which is never nil.
-func (a *app) printAccess(ctx context.Context, level slog.Level) (cl *client.Client, stop func() error, err error) {
+// useNode returns a client of a running node. If the node that flags, environment or files name is not running and none
+// was named with --api, it starts one in this process, which logs from the given level on. The caller calls stop, which
+// is never nil, when it is done.
+func (a *app) useNode(ctx context.Context, level slog.Level) (cl *client.Client, stop func() error, err error) {
 	none := func() error { return nil }
 	if cl, err = a.dial(); err != nil {
 		return nil, none, err
@@ -120,13 +121,13 @@ func (a *app) printAccess(ctx context.Context, level slog.Level) (cl *client.Cli
 	if _, err := cl.Health(probe); err == nil || a.apiURL != "" {
 		return cl, none, err
 	}
-	a.statusf("no node answers at %s: starting one for this command", cl.URL())
+	a.statusf("no node is running at %s: starting one for this command", cl.URL())
 	l, err := a.node(map[string]string{"listen": "127.0.0.1:0", "tls.listen": "", "tls.cert": "", "tls.key": ""})
 	if err != nil {
 		return nil, none, err
 	}
 	if os.Geteuid() != 0 {
-		return nil, none, local(errors.New("a node needs root; use sudo, or name a running node with --api"))
+		return nil, none, local(errors.New("starting a node requires root; use sudo, or name a running node with --api"))
 	}
 	url, stop, err := a.startNode(ctx, &l.Node, level)
 	if err != nil {
@@ -150,7 +151,8 @@ func (a *app) startNode(
 	ready, ended := make(chan node.Ready, 1), make(chan error, 1)
 	log := slog.New(slog.NewTextHandler(a.Stderr, &slog.HandlerOptions{Level: level}))
 	go func() {
-		ended <- node.Up(life, node.Options{Config: n, Version: a.Version, Log: log, Ready: func(r node.Ready) { ready <- r }})
+		onReady := func(r node.Ready) { ready <- r }
+		ended <- node.Up(life, node.Options{Config: n, Version: a.Version, Log: log, Ready: onReady})
 	}()
 	stop = func() error {
 		end()

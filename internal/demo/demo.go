@@ -28,7 +28,7 @@ type Step struct {
 type Options struct {
 	Template string
 	Children int
-	Tell     func(Step) // called as each step ends; may be nil
+	Report   func(Step) // called as each step ends; may be nil
 }
 
 // cleanup bounds the deletion of everything at the end.
@@ -80,8 +80,8 @@ func (s *script) step(name string, do func() (string, error)) error {
 	}
 	one := Step{Name: name, TookMS: float64(time.Since(began).Microseconds()) / 1000, Text: text}
 	s.steps = append(s.steps, one)
-	if s.opt.Tell != nil {
-		s.opt.Tell(one)
+	if s.opt.Report != nil {
+		s.opt.Report(one)
 	}
 	return nil
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/pandastack/pandastack/client"
 )
 
-// dialSandbox makes a client and reads an id.
+// dialSandbox returns a client, and the sandbox id that arg contains.
 func (a *app) dialSandbox(arg string) (*client.Client, api.SandboxID, error) {
 	id, err := api.ParseSandboxID(arg)
 	if err != nil {
@@ -24,8 +24,8 @@ func (a *app) dialSandbox(arg string) (*client.Client, api.SandboxID, error) {
 	return cl, id, err
 }
 
-// move makes a command that changes the state of sandboxes and shows where each arrived.
-func (a *app) move(
+// transition returns a command that changes the state of a sandbox and prints the new state.
+func (a *app) transition(
 	use, short string,
 	do func(*client.Sandboxes) func(context.Context, api.SandboxID) error,
 ) *cobra.Command {
@@ -57,33 +57,33 @@ func (a *app) move(
 }
 
 func (a *app) sandboxHibernate() *cobra.Command {
-	return a.move(
+	return a.transition(
 		"hibernate",
-		"Put a sandbox on disk with its memory; use wakes it",
+		"Write a sandbox with its memory to disk and stop it; the next use wakes it",
 		func(s *client.Sandboxes) func(context.Context, api.SandboxID) error { return s.Hibernate },
 	)
 }
 
 func (a *app) sandboxWake() *cobra.Command {
-	return a.move(
+	return a.transition(
 		"wake",
-		"Bring a hibernated sandbox back, or boot a failed one from its disk",
+		"Restore a hibernated sandbox, or boot a failed one from its disk",
 		func(s *client.Sandboxes) func(context.Context, api.SandboxID) error { return s.Wake },
 	)
 }
 
 func (a *app) sandboxPause() *cobra.Command {
-	return a.move(
+	return a.transition(
 		"pause",
-		"Stop a sandbox in memory",
+		"Pause a sandbox and keep it in memory",
 		func(s *client.Sandboxes) func(context.Context, api.SandboxID) error { return s.Pause },
 	)
 }
 
 func (a *app) sandboxResume() *cobra.Command {
-	return a.move(
+	return a.transition(
 		"resume",
-		"Let a paused sandbox go on",
+		"Resume a paused sandbox",
 		func(s *client.Sandboxes) func(context.Context, api.SandboxID) error { return s.Resume },
 	)
 }
@@ -93,13 +93,13 @@ func (a *app) sandboxLifecycle() *cobra.Command {
 	var persistent bool
 	c := &cobra.Command{
 		Use:   "lifecycle ID",
-		Short: "Show or change when a sandbox ends by itself",
+		Short: "Show or change when a sandbox is deleted",
 		Args:  cobra.ExactArgs(1),
 	}
 	f := c.Flags()
-	f.DurationVar(&ttl, "ttl", 0, "delete after so long without use; 0s is never")
-	f.DurationVar(&timeout, "timeout", 0, "delete so long from now, used or not; 0s is never")
-	f.BoolVar(&persistent, "persistent", false, "never reaped for being idle")
+	f.DurationVar(&ttl, "ttl", 0, "delete after this time without use; 0s is never")
+	f.DurationVar(&timeout, "timeout", 0, "delete after this time from now, used or not; 0s is never")
+	f.BoolVar(&persistent, "persistent", false, "never delete when idle")
 	c.RunE = func(c *cobra.Command, args []string) error {
 		cl, id, err := a.dialSandbox(args[0])
 		if err != nil {
@@ -127,17 +127,12 @@ func (a *app) sandboxLifecycle() *cobra.Command {
 			if l.ExpiresAt != nil {
 				expires = l.ExpiresAt.Format(time.RFC3339)
 			}
-			return facts(
-				w,
-				"deleted when idle for",
-				(time.Duration(l.TTLSeconds)*time.Second).String()+" (0s: never)",
-				"idle for",
-				(time.Duration(l.IdleSeconds) * time.Second).String(),
-				"persistent",
-				strconv.FormatBool(l.Persistent),
-				"deleted at",
-				expires,
-			)
+			return facts(w, []fact{
+				{"deleted when idle for", (time.Duration(l.TTLSeconds) * time.Second).String() + " (0s: never)"},
+				{"idle for", (time.Duration(l.IdleSeconds) * time.Second).String()},
+				{"persistent", strconv.FormatBool(l.Persistent)},
+				{"deleted at", expires},
+			})
 		})
 	}
 	return c
@@ -148,12 +143,12 @@ func (a *app) sandboxLogs() *cobra.Command {
 	var follow, events bool
 	c := &cobra.Command{
 		Use:   "logs ID",
-		Short: "Show what a sandbox printed, alive or after its end",
+		Short: "Show the output of a sandbox, also after its end",
 		Args:  cobra.ExactArgs(1),
 	}
 	c.Flags().StringVar(&stream, "stream", "both", "stdout, stderr or both")
-	c.Flags().BoolVarP(&follow, "follow", "f", false, "go on as more comes")
-	c.Flags().BoolVar(&events, "events", false, "what happened to it instead of what it printed")
+	c.Flags().BoolVarP(&follow, "follow", "f", false, "wait for more output")
+	c.Flags().BoolVar(&events, "events", false, "show events instead of output")
 	c.RunE = func(c *cobra.Command, args []string) error {
 		cl, id, err := a.dialSandbox(args[0])
 		switch {
@@ -213,7 +208,7 @@ func (a *app) events(ctx context.Context, cl *client.Client, id api.SandboxID, f
 func (a *app) sandboxPorts() *cobra.Command {
 	return &cobra.Command{
 		Use:   "ports ID",
-		Short: "List the ports programs listen on, and how to reach them",
+		Short: "List the ports that programs listen on, with their URLs",
 		Args:  cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			cl, id, err := a.dialSandbox(args[0])
@@ -238,7 +233,7 @@ func (a *app) sandboxPorts() *cobra.Command {
 						},
 					)
 				}
-				return table(w, []string{"PORT", "LABEL", "LISTENING", "PROGRAM", "ADDRESS"}, rows)
+				return table(w, []string{"PORT", "LABEL", "LISTENING", "PROGRAM", "URL"}, rows)
 			})
 		},
 	}
@@ -247,7 +242,7 @@ func (a *app) sandboxPorts() *cobra.Command {
 func (a *app) sandboxMetrics() *cobra.Command {
 	return &cobra.Command{
 		Use:   "metrics ID",
-		Short: "Show what a sandbox takes on its host, and what its inside says",
+		Short: "Show the resources that a sandbox uses, on the host and in the guest",
 		Args:  cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			cl, id, err := a.dialSandbox(args[0])
@@ -259,30 +254,21 @@ func (a *app) sandboxMetrics() *cobra.Command {
 				return err
 			}
 			return a.print(u, func(w io.Writer) error {
-				all := []string{
-					"up for",
-					time.Duration(u.UptimeSeconds * float64(time.Second)).Round(time.Second).String(),
-					"processor",
-					fmt.Sprintf("%.1f %% of one, %.1f s in all", u.HostCPUPercent, u.HostCPUSeconds),
-					"memory on the host",
-					size(u.HostPSSBytes) + " (its share), " + size(u.HostRSSBytes) + " (with what it shares)",
-					"threads",
-					strconv.Itoa(u.Threads),
+				all := []fact{
+					{"up for", time.Duration(u.UptimeSeconds * float64(time.Second)).Round(time.Second).String()},
+					{"processor", fmt.Sprintf("%.1f %% of one, %.1f s in total", u.HostCPUPercent, u.HostCPUSeconds)},
+					{"memory on the host", size(u.HostPSSBytes) + " (PSS), " + size(u.HostRSSBytes) + " (RSS)"},
+					{"threads", strconv.Itoa(u.Threads)},
 				}
 				if g := u.Guest; g != nil {
-					all = append(
-						all,
-						"memory inside",
-						size(g.MemTotalBytes-g.MemAvailableBytes)+" of "+size(g.MemTotalBytes),
-						"disk inside",
-						size(g.DiskUsedBytes)+" of "+size(g.DiskTotalBytes),
-						"load inside",
-						fmt.Sprintf("%.2f", g.Load1),
-						"processes inside",
-						strconv.Itoa(g.Processes),
-					)
+					all = append(all, []fact{
+						{"memory in the guest", size(g.MemTotalBytes-g.MemAvailableBytes) + " of " + size(g.MemTotalBytes)},
+						{"disk in the guest", size(g.DiskUsedBytes) + " of " + size(g.DiskTotalBytes)},
+						{"load in the guest", fmt.Sprintf("%.2f", g.Load1)},
+						{"processes in the guest", strconv.Itoa(g.Processes)},
+					}...)
 				}
-				return facts(w, all...)
+				return facts(w, all)
 			})
 		},
 	}
