@@ -25,9 +25,9 @@ func (a *app) demo() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "demo",
 		Short: "Show the main features: create, run code, live fork, hibernate, wake",
-		Long: "Show the main features on the configured node, or on one that is started for this command: bake the template\n" +
-			"if needed, create a sandbox, run Python, write and read a file, fork the sandbox while it runs, hibernate and\n" +
-			"wake it. Every step is checked, and nothing is left running.",
+		Long: "Show the main features on the configured node, or on one that is started for this command: bake\n" +
+			"the template if needed, create a sandbox, run Python, write and read a file, fork the sandbox\n" +
+			"while it runs, hibernate and wake it. Every step is checked, and nothing is left running.",
 		Args: cobra.NoArgs,
 	}
 	c.Flags().StringVarP(&opt.Template, "template", "t", "base", "template of the sandbox; it needs Python")
@@ -67,9 +67,9 @@ func (a *app) bench() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "bench",
 		Short: "Benchmark a node over HTTP, with a cold boot and a container for comparison",
-		Long: "Benchmark the configured node, or one that is started for this command, over HTTP. The table compares with the\n" +
-			"targets of SPECIFICATION.md; --json and --output write every value. Measure on a quiet machine: the report has\n" +
-			"the load at the start of the run.",
+		Long: "Benchmark the configured node, or one that is started for this command, over HTTP. The table\n" +
+			"compares with the targets of SPECIFICATION.md; --json and --output write every value. Measure on a\n" +
+			"quiet machine: the report has the load at the start of the run.",
 		Args: cobra.NoArgs,
 	}
 	f := c.Flags()
@@ -104,7 +104,8 @@ func (a *app) bench() *cobra.Command {
 			return local(err)
 		}
 		defer func() { err = errors.Join(err, os.RemoveAll(opt.Work)) }()
-		cl, stop, err := a.useNode(c.Context(), slog.LevelError) // the node logs a warning for every monitor that the benchmark kills
+		// the node logs a warning for every monitor that the benchmark kills
+		cl, stop, err := a.useNode(c.Context(), slog.LevelError)
 		defer func() { err = errors.Join(err, stop()) }()
 		if err != nil {
 			return err

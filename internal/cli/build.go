@@ -30,8 +30,9 @@ type buildFlags struct {
 func (a *app) templateBuild() *cobra.Command {
 	var f buildFlags
 	c := &cobra.Command{Use: "build [DIRECTORY]", Short: "Build a template", Args: cobra.MaximumNArgs(1),
-		Long: "Build a template from the Dockerfile and the files of a directory, or from the source that a flag names, and show\n" +
-			"the log. Files matched by .dockerignore are not sent. An existing template gets a new version.",
+		Long: "Build a template from the Dockerfile and the files of a directory, or from the source that a flag\n" +
+			"names, and show the log. Files matched by .dockerignore are not sent. An existing template gets a\n" +
+			"new version.",
 		Example: "  pandastack template build .\n  pandastack template build --name web --cpu 2 --memory 1024 ./web\n" +
 			"  pandastack template build --name tools --image registry.example.com/tools:3\n" +
 			"  pandastack template build --name mine --from-sandbox sbx... --keep-memory\n" +
@@ -51,7 +52,8 @@ func (a *app) templateBuild() *cobra.Command {
 	fl.IntVar(&f.req.MemoryMB, "memory", 0, "memory in MiB (default: that of the source, or 512)")
 	fl.IntVar(&f.req.SizeMB, "disk", 0, "disk in MiB (default: that of the source, or 4096)")
 	fl.StringVar(&f.req.Start, "start", "", "command that runs in every sandbox (default: CMD and ENTRYPOINT)")
-	fl.StringVar(&f.req.Ready, "ready", "", "command that succeeds once the start command is ready (default: HEALTHCHECK)")
+	fl.StringVar(&f.req.Ready, "ready", "", "command that succeeds once the start command is ready (default: "+
+		"HEALTHCHECK)")
 	fl.StringArrayVar(&f.req.Warm, "warm", nil, "command that runs once before the capture; may be repeated")
 	fl.StringSliceVar(&f.req.Tags, "tag", nil, "tag of the new version (default: default)")
 	fl.StringVar(&f.req.Description, "description", "", "description of the template")
@@ -191,8 +193,8 @@ func (f *buildFlags) directory(dir string) (*client.Upload, func() error, error)
 	}, nil
 }
 
-// followBuild shows the log of a build on standard error until the build has ended, and returns the build. It returns an
-// error with the code of the build if the build failed.
+// followBuild shows the log of a build on standard error until the build has ended, and returns the build. It returns
+// an error with the code of the build if the build failed.
 func (a *app) followBuild(ctx context.Context, cl *client.Client, id api.BuildID, after int64) (api.Build, error) {
 	show := buildLines(a.statusf)
 	for again := 0; ; again++ {

@@ -2,9 +2,9 @@
 //
 // A command parses its arguments, makes one call, and prints the result. Data goes to standard output, messages and
 // progress go to standard error. Every command has --json, with the shapes of package api. A failure is one line on
-// standard error and the exit code of its api.Code; exec returns the exit code of the command in the sandbox. Only setup
-// asks questions, and only at a terminal, so that every command works in scripts. The package has no state, and knows
-// nothing of a node except how to start one.
+// standard error and the exit code of its api.Code; exec returns the exit code of the command in the sandbox. Only
+// setup asks questions, and only at a terminal, so that every command works in scripts. The package has no state, and
+// knows nothing of a node except how to start one.
 package cli
 
 import (
@@ -44,6 +44,7 @@ type app struct {
 // printed its message already.
 type exitCode int
 
+// Error implements error.
 func (e exitCode) Error() string { return fmt.Sprintf("exit code %d", int(e)) }
 
 // Run runs the program and returns its exit code.
@@ -86,7 +87,8 @@ func (a *app) fail(ctx context.Context, err error) int {
 			message += "; is a node running? pandastack up starts one"
 		}
 		if e.Code == api.Unauthenticated {
-			message += "; give a key of this node with --key or PANDASTACK_API_KEY, or, as root on its machine, its --data-dir"
+			message += "; give a key of this node with --key or PANDASTACK_API_KEY, or, as root on its machine, its " +
+				"--data-dir"
 		}
 		if e.RequestID != "" && e.Code == api.Internal {
 			message += " (request " + string(e.RequestID) + ")"
@@ -96,8 +98,8 @@ func (a *app) fail(ctx context.Context, err error) int {
 	return e.Code.Info().Exit
 }
 
-// localCode returns the code of an error that did not come from a server. It is invalid usage of the command line unless
-// the error is known to be another one.
+// localCode returns the code of an error that did not come from a server. It is invalid usage of the command line
+// unless the error is known to be another one.
 func localCode(err error) api.Code {
 	var path *os.PathError
 	if errors.As(err, &path) || errors.Is(err, errLocal) {
@@ -119,6 +121,7 @@ func local(err error) error {
 
 type localError struct{ error }
 
+// Unwrap returns the error and its mark.
 func (e localError) Unwrap() []error { return []error{e.error, errLocal} }
 
 func (a *app) root() *cobra.Command {

@@ -141,7 +141,14 @@ func TestCompletion(t *testing.T) {
 func TestRelativePaths(t *testing.T) {
 	dir := t.TempDir()
 	t.Chdir(dir)
-	code, out, errs := run(t, []string{"PANDASTACK_OBJECT_STORE_KEY=keys/master"}, "config", "explain", "--data-dir", "data")
+	code, out, errs := run(
+		t,
+		[]string{"PANDASTACK_OBJECT_STORE_KEY=keys/master"},
+		"config",
+		"explain",
+		"--data-dir",
+		"data",
+	)
 	for _, want := range []string{
 		"data_dir = \"" + filepath.Join(dir, "data") + "\"\n    from --data-dir\n",
 		"object_store.key = \"" + filepath.Join(dir, "keys/master") + "\"\n    from PANDASTACK_OBJECT_STORE_KEY\n",

@@ -21,9 +21,10 @@ func (a *app) conformance() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "conformance {firecracker|qemu}",
 		Short: "Test a monitor on this machine with real guests",
-		Long: "Test a monitor on this machine with real guests: run the conformance suite of all drivers, then measure latencies\n" +
-			"as rows for SPECIFICATION.md. The command needs root and the files that `pandastack setup` creates; the first run\n" +
-			"builds a small root disk. The exit code is 1 if a test fails.",
+		Long: "Test a monitor on this machine with real guests: run the conformance suite of all drivers, then\n" +
+			"measure latencies as rows for SPECIFICATION.md. The command needs root and the files that\n" +
+			"`pandastack setup` creates; the first run builds a small root disk. The exit code is 1 if a test\n" +
+			"fails.",
 		Args: cobra.MatchAll(
 			cobra.ExactArgs(1),
 			cobra.OnlyValidArgs,
@@ -92,8 +93,8 @@ func (a *app) conform(ctx context.Context, o conformance.Options) (err error) {
 	return nil
 }
 
-// monitor returns a function that opens a driver. It probes once for the accelerator of QEMU, and for whether Firecracker
-// can run a guest on this host: if it cannot, every test would fail without testing the monitor.
+// monitor returns a function that opens a driver. It probes once for the accelerator of QEMU, and for whether
+// Firecracker can run a guest on this host: if it cannot, every test would fail without testing the monitor.
 func monitor(
 	ctx context.Context,
 	name string,

@@ -23,9 +23,11 @@ func (a *app) sandboxCopy() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "cp FROM TO",
 		Short: "Copy files and directories into a sandbox or out of it",
-		Long: "Copy files and directories into a sandbox or out of it. One side is ID:PATH, the other a local path; - is\n" +
-			"standard input or output. A directory is copied recursively, and into TO if that is a directory.",
-		Example: "  pandastack sandbox cp ./src sbx...:/home/user/src\n  pandastack sandbox cp sbx...:/tmp/result.bin .\n" +
+		Long: "Copy files and directories into a sandbox or out of it. One side is ID:PATH, the other a local\n" +
+			"path; - is standard input or output. A directory is copied recursively, and into TO if that is a\n" +
+			"directory.",
+		Example: "  pandastack sandbox cp ./src sbx...:/home/user/src\n  pandastack sandbox cp " +
+			"sbx...:/tmp/result.bin .\n" +
 			"  pandastack sandbox cp sbx...:/etc/os-release -",
 		Args: cobra.ExactArgs(2),
 	}

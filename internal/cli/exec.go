@@ -19,9 +19,11 @@ func (a *app) sandboxExec() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "exec ID [flags] -- COMMAND [ARG...]",
 		Short: "Run a command and return its output and exit code",
-		Long: "Run a command and return its output and exit code. A single argument is a line for the shell; several arguments\n" +
-			"are a command and its arguments, passed unchanged. The exit code is that of the command, or 124 after the timeout.",
-		Example: "  pandastack sandbox exec sbx... -- uname -a\n  pandastack sandbox exec sbx... 'cd /tmp && ls | wc -l'\n" +
+		Long: "Run a command and return its output and exit code. A single argument is a line for the shell;\n" +
+			"several arguments are a command and its arguments, passed unchanged. The exit code is that of the\n" +
+			"command, or 124 after the timeout.",
+		Example: "  pandastack sandbox exec sbx... -- uname -a\n  pandastack sandbox exec sbx... 'cd /tmp && ls | wc " +
+			"-l'\n" +
 			"  echo data | pandastack sandbox exec sbx... --stdin -- cat",
 		Args: cobra.MinimumNArgs(2),
 	}

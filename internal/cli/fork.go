@@ -62,7 +62,8 @@ func (a *app) sandboxForkTree() *cobra.Command {
 	return c
 }
 
-// children prints the children of a fork. It returns an error if some could not be created, after it has printed the others.
+// children prints the children of a fork. It returns an error if some could not be created, after it has printed the
+// others.
 func (a *app) children(answer any, children []api.Sandbox, failed []api.ForkError, pause int64) error {
 	a.statusf("%d children; the parent was paused for %d ms", len(children), pause)
 	err := a.print(answer, func(w io.Writer) error {
@@ -82,7 +83,11 @@ func (a *app) children(answer any, children []api.Sandbox, failed []api.ForkErro
 func (a *app) sandboxPromote() *cobra.Command {
 	var req api.PromoteRequest
 	var tree string
-	c := &cobra.Command{Use: "promote ID", Short: "Keep a child as the winner of its fork tree", Args: cobra.ExactArgs(1)}
+	c := &cobra.Command{
+		Use:   "promote ID",
+		Short: "Keep a child as the winner of its fork tree",
+		Args:  cobra.ExactArgs(1),
+	}
 	c.Flags().BoolVar(&req.CleanupSiblings, "cleanup", false, "delete the other children of the tree")
 	c.Flags().StringVar(&tree, "tree", "", "tree (default: that of the child)")
 	c.RunE = func(c *cobra.Command, args []string) error {

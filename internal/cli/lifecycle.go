@@ -262,7 +262,10 @@ func (a *app) sandboxMetrics() *cobra.Command {
 				}
 				if g := u.Guest; g != nil {
 					all = append(all, []fact{
-						{"memory in the guest", size(g.MemTotalBytes-g.MemAvailableBytes) + " of " + size(g.MemTotalBytes)},
+						{
+							"memory in the guest",
+							size(g.MemTotalBytes-g.MemAvailableBytes) + " of " + size(g.MemTotalBytes),
+						},
 						{"disk in the guest", size(g.DiskUsedBytes) + " of " + size(g.DiskTotalBytes)},
 						{"load in the guest", fmt.Sprintf("%.2f", g.Load1)},
 						{"processes in the guest", strconv.Itoa(g.Processes)},

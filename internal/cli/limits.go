@@ -21,7 +21,8 @@ func (l *limitFlags) register(f *pflag.FlagSet) {
 	)
 	f.IntVar(&l.DiskOps, "disk-limit-ops", 0, "reads and writes per second of each disk (default: the server's limit)")
 	f.IntVar(&l.NetworkInMbit, "network-limit-in", 0, "Mbit per second to the sandbox (default: the server's limit)")
-	f.IntVar(&l.NetworkOutMbit, "network-limit-out", 0, "Mbit per second from the sandbox (default: the server's limit)")
+	f.IntVar(&l.NetworkOutMbit, "network-limit-out", 0, "Mbit per second from the sandbox (default: the server's "+
+		"limit)")
 }
 
 // limits returns the limits that were given, or nil if there are none.

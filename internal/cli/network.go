@@ -71,10 +71,11 @@ func (a *app) sandboxNetwork() *cobra.Command {
 	var open bool
 	c := &cobra.Command{
 		Use: "network ID", Short: "Show or replace the egress rules of a sandbox", Args: cobra.ExactArgs(1),
-		Long: "Show the egress rules of a sandbox. With flags, replace all of them with immediate effect: connections that are no\n" +
-			"longer allowed are closed.",
+		Long: "Show the egress rules of a sandbox. With flags, replace all of them with immediate effect:\n" +
+			"connections that are no longer allowed are closed.",
 		Example: "  pandastack sandbox network sbx...\n" +
-			"  pandastack sandbox network sbx... --no-internet --allow-out packages.example.com --allow-out '*.files.example.com'\n" +
+			"  pandastack sandbox network sbx... --no-internet --allow-out packages.example.com --allow-out " +
+			"'*.files.example.com'\n" +
 			"  pandastack sandbox network sbx... --open",
 	}
 	f := c.Flags()

@@ -55,14 +55,16 @@ func (a *app) sandboxCreate() *cobra.Command {
 		Long:  "Create a sandbox from a template or a snapshot, and print its id.",
 		Example: "  pandastack sandbox create\n" +
 			"  pandastack sandbox create --template base --persistent --env KEY=value\n" +
-			"  pandastack sandbox create --no-internet --allow-out packages.example.com --allow-out '*.files.example.com'\n" +
+			"  pandastack sandbox create --no-internet --allow-out packages.example.com --allow-out " +
+			"'*.files.example.com'\n" +
 			"  pandastack sandbox create --from-snapshot snp...",
 		Args: cobra.NoArgs,
 	}
 	f := c.Flags()
 	f.StringVarP(&req.Template, "template", "t", "", "template (default: sandbox.template of the server)")
 	f.StringVar(&from, "from-snapshot", "", "create from this snapshot instead")
-	f.DurationVar(&ttl, "ttl", 0, "delete after this time without use; 0s is never (default: sandbox.ttl of the server)")
+	f.DurationVar(&ttl, "ttl", 0, "delete after this time without use; 0s is never (default: sandbox.ttl of the "+
+		"server)")
 	f.DurationVar(&timeout, "timeout", 0, "delete after this time, used or not")
 	f.BoolVar(
 		&req.Persistent,

@@ -26,8 +26,9 @@ func (a *app) setup() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "setup",
 		Short: "Prepare this machine: packages, guest kernel, data directory",
-		Long: "Prepare this machine: packages, guest kernel, data directory. The command prints a plan and asks before it changes\n" +
-			"anything. It does only what is missing, and can be run again at any time. It uses the machine's own mirrors.",
+		Long: "Prepare this machine: packages, guest kernel, data directory. The command prints a plan and asks\n" +
+			"before it changes anything. It does only what is missing, and can be run again at any time. It\n" +
+			"uses the machine's own mirrors.",
 		Args: cobra.NoArgs,
 	}
 	c.Flags().BoolVarP(&yes, "yes", "y", false, "do not ask")
@@ -149,8 +150,9 @@ func (a *app) doctor() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "doctor",
 		Short: "Check whether this machine can run sandboxes",
-		Long: "Check whether this machine can run sandboxes, by trying: every check prints its finding and a remedy. The accelerator\n" +
-			"is probed by booting a guest. The exit code is 1 if sandboxes would not work.",
+		Long: "Check whether this machine can run sandboxes, by trying: every check prints its finding and a\n" +
+			"remedy. The accelerator is probed by booting a guest. The exit code is 1 if sandboxes would not\n" +
+			"work.",
 		Args: cobra.NoArgs,
 	}
 	c.RunE = func(c *cobra.Command, _ []string) error {

@@ -19,8 +19,9 @@ func (a *app) sandboxShell() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "shell ID",
 		Short: "Open a terminal",
-		Long:  "Open a terminal in a sandbox: a login shell, or the program given with --cmd. The exit code is the program's.",
-		Args:  cobra.ExactArgs(1),
+		Long: "Open a terminal in a sandbox: a login shell, or the program given with --cmd. The exit code is the\n" +
+			"program's.",
+		Args: cobra.ExactArgs(1),
 	}
 	c.Flags().StringVar(&req.Cmd, "cmd", "", "program to run instead of a login shell")
 	c.Flags().StringVar(&req.Cwd, "cwd", "", "working directory")

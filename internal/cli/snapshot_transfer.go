@@ -16,7 +16,8 @@ func (a *app) snapshotPush() *cobra.Command {
 		Short: "Push a snapshot to the object store for other nodes",
 		Args:  cobra.ExactArgs(1),
 	}
-	c.Flags().BoolVar(&remove, "delete", false, "delete the snapshot from the object store instead; nodes that have it keep it")
+	c.Flags().BoolVar(&remove, "delete", false, "delete the snapshot from the object store instead; nodes that have "+
+		"it keep it")
 	c.RunE = func(c *cobra.Command, args []string) error {
 		cl, err := a.dial()
 		if err != nil {

@@ -143,8 +143,8 @@ func (a *app) templateBake() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "bake NAME",
 		Short: "Bake a template: build its image and snapshot",
-		Long: "Bake a template: build its image and snapshot, or join a bake in progress, and wait for it to finish.\n" +
-			"A template that is already baked is baked again only with --force.",
+		Long: "Bake a template: build its image and snapshot, or join a bake in progress, and wait for it to\n" +
+			"finish. A template that is already baked is baked again only with --force.",
 		Args: cobra.ExactArgs(1),
 	}
 	c.Flags().BoolVar(&req.Force, "force", false, "bake a template that is already baked again")

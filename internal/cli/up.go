@@ -57,9 +57,10 @@ func (a *app) up() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "up",
 		Short: "Run a node on this machine in the foreground",
-		Long: "Run a node on this machine in the foreground: API, control plane and host agent in one process. Interrupt it to\n" +
-			"stop: persistent sandboxes are hibernated and return with the next start, others are deleted. A node that is killed\n" +
-			"leaves its machines running, and the next one adopts them. The first start prints the first API key once.",
+		Long: "Run a node on this machine in the foreground: API, control plane and host agent in one process.\n" +
+			"Interrupt it to stop: persistent sandboxes are hibernated and return with the next start, others\n" +
+			"are deleted. A node that is killed leaves its machines running, and the next one adopts them. The\n" +
+			"first start prints the first API key once.",
 		Args: cobra.NoArgs,
 	}
 	set := settings(c.Flags())
@@ -127,7 +128,8 @@ func (a *app) useNode(ctx context.Context, level slog.Level) (cl *client.Client,
 		return nil, none, err
 	}
 	if os.Geteuid() != 0 {
-		return nil, none, local(errors.New("starting a node requires root; use sudo, or name a running node with --api"))
+		return nil, none, local(errors.New("starting a node requires root; use sudo, or name a running node with " +
+			"--api"))
 	}
 	url, stop, err := a.startNode(ctx, &l.Node, level)
 	if err != nil {

@@ -267,7 +267,8 @@ func TestTemplateSizes(t *testing.T) {
 func TestBench(t *testing.T) {
 	w := integrationtest.New(t)
 	report, err := bench.Run(t.Context(), w.Client, bench.Options{
-		Template: "base", Only: []string{"create", "exec", "fork_tree_16"}, Scale: 0.1, Most: 1, Work: t.TempDir(), Tell: func(string) {},
+		Template: "base", Only: []string{"create", "exec", "fork_tree_16"}, Scale: 0.1, MaxIdle: 1, Work: t.TempDir(),
+		Report: func(string) {},
 	})
 	if err != nil || len(report.Skipped) != 0 {
 		t.Fatalf("%v, skipped %v", err, report.Skipped)

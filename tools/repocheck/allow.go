@@ -12,8 +12,8 @@ import (
 
 const allowFile = "tools/repocheck/allow.txt"
 
-// allowed removes the findings that allow.txt excuses. A line there reads "rule subject: reason"; one
-// without a reason, or one that excuses nothing, is a finding itself.
+// allowed removes the findings that allow.txt excuses. Its lines have the form "rule subject: reason". A line without a
+// reason, or one that excuses nothing, is a finding itself.
 func allowed(root string, found []finding) ([]finding, error) {
 	f, err := os.Open(filepath.Join(root, allowFile))
 	if errors.Is(err, fs.ErrNotExist) {

@@ -55,7 +55,10 @@ func (s source) language(data []byte) []finding {
 	}
 	for i, text := range bytes.Split(data, []byte("\n")) {
 		if n := columns(text); n > maxColumns {
-			found = append(found, finding{"line-length", s.name, fmt.Sprintf("line %d has %d columns, %d at most", i+1, n, maxColumns)})
+			found = append(
+				found,
+				finding{"line-length", s.name, fmt.Sprintf("line %d has %d columns, %d at most", i+1, n, maxColumns)},
+			)
 		}
 	}
 	base, _, _ := strings.Cut(strings.TrimSuffix(path.Base(s.name), ".go"), "_")
@@ -82,8 +85,9 @@ func columns(line []byte) int {
 	return utf8.RuneCount(line) + tabs*(tabColumns-1)
 }
 
-// summaries returns the exported identifiers of a package whose doc comment is missing or does not begin with a sentence
-// of at most maxSummary characters. A comment on a group of constants, variables or types serves the whole group.
+// summaries returns the exported identifiers of a package whose doc comment is missing or does not begin with a
+// sentence of at most maxSummary characters. A comment on a group of constants, variables or types serves the whole
+// group.
 func (p *pkg) summaries() []finding {
 	var found []finding
 	for _, f := range p.files {
@@ -105,7 +109,8 @@ func (p *pkg) summaries() []finding {
 			case n == 0:
 				found = append(found, finding{"doc", subject, "has no doc comment"})
 			case n > maxSummary:
-				found = append(found, finding{"doc", subject, fmt.Sprintf("the first sentence of the doc comment has %d characters, %d at most",
+				found = append(found, finding{"doc", subject, fmt.Sprintf("the first sentence of the doc comment has "+
+					"%d characters, %d at most",
 					n, maxSummary)})
 			}
 		}

@@ -1,10 +1,10 @@
-// Command repocheck holds the repository against its own rules: the import plan in imports.txt, sizes of
-// functions, files and packages, calls that are not made, where unsafe may stand, package comments, tests
-// that SPECIFICATION.md names and words that do not belong into a file. It reads source text only and never runs or type-checks it.
+// Command repocheck checks the rules of this repository: the layers in imports.txt, sizes of functions, files and
+// packages, forbidden calls, imports of unsafe, package and doc comments, the language of comments, tests that
+// SPECIFICATION.md names, and words that must not occur. It reads source text only and never runs or type-checks it.
 //
-// It must not know what any package does. It prints one line per finding and exits 1 when there is one;
-// allow.txt beside it lists the exceptions, each with its reason, and an exception that excuses nothing
-// is a finding too. `repocheck -show` prints the exceptions that the code needs beside the layers, in the plan's format.
+// It prints one line per finding and exits with 1 if there are any. allow.txt beside it lists the exceptions, each with
+// a reason; an exception that excuses nothing is a finding, too. `repocheck -show` prints the exceptions that the code
+// needs beside the layers, in the format of imports.txt.
 package main
 
 import (

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// TestRepository is the check itself, so that `go test ./...` holds the rules too.
+// TestRepository checks this repository, so that `go test ./...` enforces the rules.
 func TestRepository(t *testing.T) {
 	var out, errs bytes.Buffer
 	if code := run([]string{"-root", "../.."}, &out, &errs); code != 0 {
@@ -16,7 +16,7 @@ func TestRepository(t *testing.T) {
 	}
 }
 
-// write makes a small repository of the given files.
+// write creates a small repository with the given files.
 func write(t *testing.T, files map[string]string) string {
 	t.Helper()
 	root := t.TempDir()
@@ -33,7 +33,7 @@ func write(t *testing.T, files map[string]string) string {
 	return root
 }
 
-// promise makes a repository with a package internal/a, its tests TestX and TestYes, and a line of SPECIFICATION.md.
+// promise returns a repository with package internal/a, its tests TestX and TestYes, and a line of SPECIFICATION.md.
 func promise(line string) map[string]string {
 	return map[string]string{
 		promiseFile:            "# Promises\n" + line + "\n",
@@ -177,16 +177,16 @@ func TestRules(t *testing.T) {
 			"promise-of-no-test",
 			"layer l internal/a:\n",
 			promise("`internal/a` TestX, TestZ"),
-			"promise SPECIFICATION.md: line 2 names TestZ, which internal/a has not",
+			"promise SPECIFICATION.md: line 2 names TestZ, which does not exist in internal/a",
 		},
 		{
 			"promise-of-no-package",
 			"layer l internal/a:\n",
 			promise("`internal/b`"),
-			"promise SPECIFICATION.md: line 2 names internal/b, where no Go file is",
+			"promise SPECIFICATION.md: line 2 names internal/b, which has no Go files",
 		},
 		{
-			"promise-of-nobody",
+			"promise-without-package",
 			"layer l internal/a:\n",
 			promise("TestX"),
 			"promise SPECIFICATION.md: line 2 names TestX before any package",

@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// promiseFile says for every promise which test shows it.
+// promiseFile names the test for every promise.
 const promiseFile = "SPECIFICATION.md"
 
 var (
@@ -18,9 +18,9 @@ var (
 	testName    = regexp.MustCompile(`\b(?:Test|Fuzz|Benchmark)[A-Z][A-Za-z0-9]*(?:\.\.\.)?`)
 )
 
-// promises holds the packages and tests that promiseFile names against those that there are. A test belongs to the
-// package that its line names last before it, and may be the beginning of names, when dots follow. A repository
-// without the file promises nothing.
+// promises returns the packages and tests that promiseFile names and that do not exist. A test belongs to the package
+// that its line names last before it. "TestX..." is any test whose name begins with TestX. A repository without the
+// file makes no promises.
 func promises(root string, t *tree) ([]finding, error) {
 	data, err := os.ReadFile(filepath.Join(root, promiseFile))
 	if os.IsNotExist(err) {
@@ -40,7 +40,7 @@ func promises(root string, t *tree) ([]finding, error) {
 		packages := packageName.FindAllStringSubmatchIndex(line, -1)
 		for _, p := range packages {
 			if dir := line[p[2]:p[3]]; len(t.below(dir)) == 0 {
-				bad("names %s, where no Go file is", dir)
+				bad("names %s, which has no Go files", dir)
 			}
 		}
 		for _, at := range testName.FindAllStringIndex(line, -1) {
@@ -53,14 +53,14 @@ func promises(root string, t *tree) ([]finding, error) {
 			if dir == "" {
 				bad("names %s before any package", name)
 			} else if !t.hasTest(dir, name) {
-				bad("names %s, which %s has not", name, dir)
+				bad("names %s, which does not exist in %s", name, dir)
 			}
 		}
 	}
 	return found, nil
 }
 
-// below gives the packages in a directory and below it.
+// below returns the packages in a directory and below it.
 func (t *tree) below(dir string) []*pkg {
 	var all []*pkg
 	for _, d := range t.dirs() {
@@ -71,7 +71,8 @@ func (t *tree) below(dir string) []*pkg {
 	return all
 }
 
-// hasTest tells whether a package, or one below it, has a test function. "TestX..." is any whose name begins so.
+// hasTest reports whether a package, or one below it, has a test function. "TestX..." matches any name with that
+// prefix.
 func (t *tree) hasTest(dir, name string) bool {
 	prefix, dots := strings.CutSuffix(name, "...")
 	for _, p := range t.below(path.Clean(dir)) {

@@ -17,9 +17,9 @@ import (
 //	layer NAME PATTERN...: LAYER...     packages of this layer may import packages of the named layers
 //	except PACKAGE: PACKAGE...          one package may import these packages as well
 //
-// A pattern is the directory of a package, or a directory followed by "/*" for that directory and every package below it.
-// A layer can name only layers of the lines above it; "*" names all of them. Inside a layer, a package may import the
-// packages of its own room, which is the directory that the "*" stands for, and the package that the pattern names
+// A pattern is the directory of a package, or a directory followed by "/*" for that directory and every package below
+// it. A layer can name only layers of the lines above it; "*" names all of them. Inside a layer, a package may import
+// the packages of its own room, which is the directory that the "*" stands for, and the package that the pattern names
 // without "/*", which holds what the rooms share.
 const planFile = "imports.txt"
 

@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// The limits of sizes, in lines. Tests are held to the file limit of their own only.
+// Limits of sizes, in lines. Test files have only a limit of their own.
 const (
 	maxPackage  = 4000
 	maxFile     = 600
@@ -18,11 +18,11 @@ const (
 	maxImports  = 12
 )
 
-// ban is a call that is not made.
+// ban is a forbidden call.
 type ban struct {
 	pkg, name string
-	tests     bool     // holds in tests too
-	except    []string // directories, with what is below them, where it may be made
+	tests     bool     // applies to tests as well
+	except    []string // directories, including subdirectories, where the call is allowed
 	instead   string
 }
 
@@ -49,7 +49,7 @@ var bans = []ban{
 	{pkg: "context", name: "TO" + "DO", tests: true, instead: "take the context from the caller"},
 }
 
-// assembly packages know everything and are exempt from the limit on imports.
+// assembly packages are exempt from the limit on imports.
 var assembly = []string{"cmd", "internal/node", "internal/cli", "internal/integrationtest", "test"}
 
 func under(dir string, roots []string) bool {
@@ -66,7 +66,7 @@ func (p *pkg) findings() []finding {
 	total, comment := 0, false
 	for _, f := range p.files {
 		if ast.IsGenerated(f.ast) {
-			comment = true // nobody writes or reads it: what it is made from is held to the rules
+			comment = true // generated code is not subject to the rules
 			continue
 		}
 		total += f.lines
@@ -130,7 +130,7 @@ func (s source) functions() []finding {
 
 func (s source) line(pos token.Pos) int { return s.fset.Position(pos).Line }
 
-// calls finds banned calls and misplaced unsafe.
+// calls returns forbidden calls and misplaced imports of unsafe.
 func (s source) calls(dir string) []finding {
 	var found []finding
 	local := map[string]string{} // local name of an import -> its path
@@ -153,7 +153,8 @@ func (s source) calls(dir string) []finding {
 			}
 		case *ast.CallExpr:
 			if !namesProbe(n) {
-				found = append(found, finding{"skip", s.name, fmt.Sprintf("line %d skips a test without naming a probe; begin the text with \"probe NAME: \"", s.line(n.Pos()))})
+				found = append(found, finding{"skip", s.name, fmt.Sprintf("line %d skips a test without naming a "+
+					"probe; begin the text with \"probe NAME: \"", s.line(n.Pos()))})
 			}
 			if f, ok := n.Fun.(*ast.Ident); ok && f.Name == "panic" && !s.test {
 				found = append(found, finding{"panic", s.name, fmt.Sprintf("panics on line %d; return an error", s.line(n.Pos()))})
@@ -164,8 +165,7 @@ func (s source) calls(dir string) []finding {
 	return found
 }
 
-// namesProbe tells whether a call is none that skips a test, or says first which probe of the machine is
-// missing.
+// namesProbe reports whether a call that skips a test names the missing probe first. It returns true for other calls.
 func namesProbe(call *ast.CallExpr) bool {
 	f, ok := call.Fun.(*ast.SelectorExpr)
 	if !ok || f.Sel.Name != "Skip" && f.Sel.Name != "Skipf" && f.Sel.Name != "SkipNow" {
@@ -193,10 +193,10 @@ func (s source) banned(dir, imported string, sel *ast.SelectorExpr) []finding {
 	return nil
 }
 
-// words that do not belong into any file. They are put together here so that this file does not hold them.
+// words that must not occur in any file. They are concatenated so that this file does not contain them.
 var words = []struct{ word, why string }{
-	{"TO" + "DO", "an open task belongs into the tracker"},
-	{"FIX" + "ME", "an open task belongs into the tracker"},
+	{"TO" + "DO", "open tasks belong in the tracker"},
+	{"FIX" + "ME", "open tasks belong in the tracker"},
 	{"/var/" + "tmp/", "a path of one machine"},
 	{"/wo" + "rk/", "a path of one machine"},
 }

@@ -16,7 +16,7 @@ import (
 	"strings"
 )
 
-// source is one parsed Go file. Build constraints are not looked at: every file counts.
+// source is one parsed Go file. Build constraints are ignored.
 type source struct {
 	name  string // slash-separated path below the root
 	lines int
@@ -41,7 +41,7 @@ type tree struct {
 	language []finding
 }
 
-// skipped directories hold nothing of ours: what git does not track, and what others wrote.
+// skipped lists directories without code of this repository.
 var skipped = []string{".git", ".cache", "bin", "node_modules", "testdata", "__pycache__"}
 
 func load(root string) (*tree, error) {
@@ -73,7 +73,7 @@ func load(root string) (*tree, error) {
 	return t, err
 }
 
-// maxText is the size up to which a file is searched for words.
+// maxText is the maximum size of files that are searched for words.
 const maxText = 2 << 20
 
 func (t *tree) add(name, file string) error {
@@ -117,7 +117,7 @@ func (t *tree) add(name, file string) error {
 	return nil
 }
 
-// dirs gives the directories with Go files, sorted.
+// dirs returns the directories with Go files, sorted.
 func (t *tree) dirs() []string {
 	all := make([]string, 0, len(t.packages))
 	for dir := range t.packages {
@@ -127,7 +127,7 @@ func (t *tree) dirs() []string {
 	return all
 }
 
-// imports gives the packages of this module that the package's own files import, sorted.
+// imports returns the packages of this module that non-test files of the package import, sorted.
 func (p *pkg) imports() []string {
 	set := map[string]bool{}
 	for _, f := range p.files {

@@ -28,7 +28,7 @@ type ClientSources struct {
 // nodeFile is the file that a node leaves for the command line on the same machine, readable by its owner only.
 const nodeFile = "client.json"
 
-// NodeFile returns the path of the file that a node leaves for the command line, below its data directory.
+// NodeFile returns the path of the file that a node leaves in its data directory for the command line.
 func NodeFile(dataDir string) string { return filepath.Join(dataDir, nodeFile) }
 
 // NodeAccess is the content of the file NodeFile.

@@ -42,7 +42,8 @@ func TestDefaultsAreValid(t *testing.T) {
 }
 
 func TestPrecedence(t *testing.T) {
-	file := write(t, "node.yaml", "log:\n  level: warn\n  format: json\nsandbox:\n  ttl: 5m\nnetwork: {prewarmed_slots: 2}\n")
+	file := write(t, "node.yaml", "log:\n  level: warn\n  format: json\nsandbox:\n  ttl: 5m\nnetwork: "+
+		"{prewarmed_slots: 2}\n")
 	l, err := config.Load(config.Sources{
 		File:  file,
 		Env:   []string{"PANDASTACK_LOG_LEVEL=debug", "PANDASTACK_SANDBOX_TTL=6m", "OTHER=1"},
@@ -51,7 +52,8 @@ func TestPrecedence(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if l.Log.Format != "json" || l.Log.Level != "debug" || l.Sandbox.TTL != 7*time.Minute || l.Network.PrewarmedSlots != 2 {
+	if l.Log.Format != "json" || l.Log.Level != "debug" || l.Sandbox.TTL != 7*time.Minute ||
+		l.Network.PrewarmedSlots != 2 {
 		t.Errorf("loaded %+v", l.Node)
 	}
 	for path, want := range map[string]string{
@@ -126,7 +128,9 @@ func TestAllProblemsAtOnce(t *testing.T) {
 	file := write(
 		t,
 		"node.yaml",
-		"colour: red\nlog:\n  level: loud\nnetwork:\n  slots: many\n  cidr: 10.0.0.0/29\n  allow: 10.1.0.0/16, there\n  resolvers: 9.9.9.9,here\n  prefix: Way-too-long\nlimits:\n  disk_mib_per_s: -1\n  network_out_mbit: 2000000\nlisten: here\n",
+		"colour: red\nlog:\n  level: loud\nnetwork:\n  slots: many\n  cidr: 10.0.0.0/29\n  allow: 10.1.0.0/16, "+
+			"there\n  resolvers: 9.9.9.9,here\n  prefix: Way-too-long\nlimits:\n  disk_mib_per_s: -1\n  "+
+			"network_out_mbit: 2000000\nlisten: here\n",
 	)
 	_, err := config.Load(config.Sources{File: file, Env: []string{"PANDASTACK_LIFECYCLE_SHUTDOWN_TIMEOUT=soon"}})
 	if err == nil {

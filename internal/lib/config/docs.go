@@ -23,12 +23,15 @@ var settingDocs = map[string]string{
 	"vmm.firecracker": "Path of firecracker; empty searches PATH.",
 	"vmm.jailer": "Path of Firecracker's jailer, if Firecracker is to be started through it; " +
 		"empty uses the node's own jail.",
-	"vmm.hotplug_memory_mib": "Memory that can be added to a sandbox beyond that of its template, in steps of 128 MiB. " +
+	"vmm.hotplug_memory_mib": "Memory that can be added to a sandbox beyond that of its template, in steps of 128 " +
+		"MiB. " +
 		"Firecracker only; applies to templates baked from now on.",
 	"vmm.hotplug_disks": "Disks that can be added to a sandbox beyond those of its template. " +
 		"Firecracker only; applies to templates baked from now on.",
-	"vmm.huge_pages": "Use 2 MiB pages for sandboxes whose memory is still being downloaded from the object store, as far " +
-		"as the host has such pages reserved (vm.nr_hugepages). Firecracker 1.17 or newer only. This takes fewer page " +
+	"vmm.huge_pages": "Use 2 MiB pages for sandboxes whose memory is still being downloaded from the object store, " +
+		"as far " +
+		"as the host has such pages reserved (vm.nr_hugepages). Firecracker 1.17 or newer only. This takes fewer " +
+		"page " +
 		"faults, but sandboxes do not share memory.",
 	"vmm.disable_jail": "Run monitors as the node's own user and outside the jail. For tests of the host only.",
 
@@ -40,24 +43,29 @@ var settingDocs = map[string]string{
 
 	"network.prefix": "Prefix of the names of all kernel objects that the node makes. " +
 		"Two nodes on one machine need different prefixes.",
-	"network.cidr":            "IPv4 network between the host and its machines, such as 10.213.0.0/16; empty takes a free one.",
+	"network.cidr": "IPv4 network between the host and its machines, such as 10.213.0.0/16; empty takes a " +
+		"free one.",
 	"network.slots":           "Sandboxes that may run at the same time. Each takes one /30 of network.cidr.",
 	"network.prewarmed_slots": "Network slots prepared in advance.",
 	"network.allow":           "Private or reserved networks that sandboxes may reach, separated by commas.",
 	"network.resolvers":       "Name servers for sandboxes, separated by commas; empty takes those of the host.",
-	"network.log_egress": "Log the decisions of egress rules on each name and connection, and the destinations of packets " +
+	"network.log_egress": "Log the decisions of egress rules on each name and connection, and the destinations of " +
+		"packets " +
 		"that the kernel drops (at most 20 packets a second for each rule; the others are counted).",
 
-	"limits.disk_mib_per_s":   "MiB a second that a sandbox may read from and write to each of its disks; 0 is unlimited.",
-	"limits.disk_iops":        "Reads and writes a second that a sandbox may send to each of its disks; 0 is unlimited.",
+	"limits.disk_mib_per_s": "MiB a second that a sandbox may read from and write to each of its disks; 0 is " +
+		"unlimited.",
+	"limits.disk_iops": "Reads and writes a second that a sandbox may send to each of its disks; 0 is " +
+		"unlimited.",
 	"limits.network_in_mbit":  "Mbit a second that a sandbox may receive; 0 is unlimited.",
 	"limits.network_out_mbit": "Mbit a second that a sandbox may send; 0 is unlimited.",
 
 	"sandbox.template": "Template of a sandbox whose create request names none.",
 	"sandbox.ttl": "Time without use after which a sandbox is deleted, if its create request sets no ttl; " +
 		"0s is never.",
-	"sandbox.max_per_workspace": "Sandboxes that a workspace may have, unless it has a limit of its own; 0 is unlimited.",
-	"sandbox.idle_hibernate":    "Time without use after which a persistent sandbox is hibernated; 0s is never.",
+	"sandbox.max_per_workspace": "Sandboxes that a workspace may have, unless it has a limit of its own; 0 is " +
+		"unlimited.",
+	"sandbox.idle_hibernate": "Time without use after which a persistent sandbox is hibernated; 0s is never.",
 	"sandbox.tombstone_retention": "How long the node keeps why a sandbox ended, with its logs and events. " +
 		"24h is the minimum.",
 	"sandbox.warm_monitors": "Monitors started in advance without a guest, one for each recently used template. " +
@@ -65,7 +73,8 @@ var settingDocs = map[string]string{
 
 	"object_store.url": "Object store for snapshots that move between hosts: file:///path, s3://bucket?region=..., " +
 		"gs://bucket or azblob://container; empty is none.",
-	"object_store.key": "File with the master key that encrypts stored objects. It is created if it does not exist, and " +
+	"object_store.key": "File with the master key that encrypts stored objects. It is created if it does not exist, " +
+		"and " +
 		"must be the same on all hosts that share the store. Empty is objects.key in the data directory.",
 	"object_store.cache_mib": "Disk space for cached parts of the object store. " +
 		"The cache shrinks when less than capacity.disk_reserve_mib would be free.",
@@ -81,8 +90,9 @@ var settingDocs = map[string]string{
 		"the least recently used are removed first.",
 	"build.memory_mib": "Memory of the machines that build images; " +
 		"a build based on a template has the memory of the template.",
-	"build.insecure_registries": "Registries, as host:port, that builds may reach over plain HTTP, separated by commas.",
-	"build.queue_limit":         "Builds of one workspace that may wait or run.",
+	"build.insecure_registries": "Registries, as host:port, that builds may reach over plain HTTP, separated by " +
+		"commas.",
+	"build.queue_limit": "Builds of one workspace that may wait or run.",
 
 	"lifecycle.shutdown_timeout": "Time limit of a clean shutdown, including the hibernation of sandboxes.",
 }

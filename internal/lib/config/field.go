@@ -26,7 +26,7 @@ func (f Field) Env() string { return envName(f.Path) }
 // Flag returns the name of the setting's flag, without dashes.
 func (f Field) Flag() string { return flagName(f.Path) }
 
-// OldFlag returns the name that the setting's flag had in the previous release, or "" if it was not renamed.
+// OldFlag returns the flag's name in the previous release, or "" if the setting was not renamed.
 func (f Field) OldFlag() string { return flagName(f.Was) }
 
 func envName(path string) string {

@@ -76,13 +76,17 @@ func (l *loader) take(f Field, find func(path string) (text, origin string, ok b
 		old, oldOrigin, oldOK := find(f.Was)
 		switch {
 		case ok && oldOK:
-			l.problems = append(l.problems, fmt.Errorf("%s is set under its old name %s as well (%s); remove the old one",
+			l.problems = append(l.problems, fmt.Errorf("%s is set under its old name %s as well (%s); remove the old "+
+				"one",
 				name(f.Path), name(f.Was), oldOrigin))
 			return
 		case oldOK:
 			text, origin, ok = old, oldOrigin, true
-			warning := fmt.Sprintf("%s is now called %s; the old name will stop working in the next release", name(f.Was),
-				name(f.Path))
+			warning := fmt.Sprintf(
+				"%s is now called %s; the old name will stop working in the next release",
+				name(f.Was),
+				name(f.Path),
+			)
 			l.Warnings = append(l.Warnings, warning)
 		}
 	}

@@ -87,11 +87,20 @@ func (n *Node) Validate() error {
 		bad("sandbox.idle_hibernate", "%v is negative; use 0s for never", n.Sandbox.IdleHibernate)
 	}
 	if n.Sandbox.TombstoneRetention < minTombstoneRetention {
-		bad("sandbox.tombstone_retention", "%v is too short; use %v or more", n.Sandbox.TombstoneRetention, minTombstoneRetention)
+		bad(
+			"sandbox.tombstone_retention",
+			"%v is too short; use %v or more",
+			n.Sandbox.TombstoneRetention,
+			minTombstoneRetention,
+		)
 	}
 	n.validateObjects(bad, atLeast)
 	if n.Lifecycle.ShutdownTimeout <= 0 {
-		bad("lifecycle.shutdown_timeout", "%v leaves no time to stop; use a positive duration", n.Lifecycle.ShutdownTimeout)
+		bad(
+			"lifecycle.shutdown_timeout",
+			"%v leaves no time to stop; use a positive duration",
+			n.Lifecycle.ShutdownTimeout,
+		)
 	}
 	return errors.Join(all...)
 }
@@ -114,7 +123,12 @@ func (n *Node) validateNetwork(bad func(string, string, ...any), atLeast func(st
 	atLeast("network.slots", n.Network.Slots, 1)
 	atLeast("network.prewarmed_slots", n.Network.PrewarmedSlots, 0)
 	if n.Network.PrewarmedSlots > n.Network.Slots {
-		bad("network.prewarmed_slots", "%d is more than the %d of network.slots", n.Network.PrewarmedSlots, n.Network.Slots)
+		bad(
+			"network.prewarmed_slots",
+			"%d is more than the %d of network.slots",
+			n.Network.PrewarmedSlots,
+			n.Network.Slots,
+		)
 	}
 	if !namePrefix.MatchString(n.Network.Prefix) {
 		bad("network.prefix", "%q is not 1 to 8 characters of a-z and 0-9 that begin with a letter", n.Network.Prefix)
