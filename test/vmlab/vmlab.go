@@ -1,8 +1,8 @@
-// Package vmlab gives tests with real guests what they start from: a data directory that can reflink, a
-// kernel with the guest agent, and a small root disk.
+// Package vmlab prepares tests with real guests: a data directory with reflinks, a kernel with the guest agent, and
+// a small root disk.
 //
-// It builds the guest agent and the root disk once and keeps them below the data directory that "make
-// prepare" makes. Several test programs may use it at once.
+// It builds the guest agent and the root disk once and keeps them below the data directory that "make prepare"
+// makes. Several test programs may use it at once.
 package vmlab
 
 import (
@@ -31,7 +31,7 @@ var data = flag.String(
 	"data directory with reflinks and a guest kernel (default: .cache/data of the repository)",
 )
 
-// Lab is what was found and made.
+// Lab is the result of Open.
 type Lab struct {
 	Data  string // data directory
 	Dir   string // empty directory of this test program in it, removed at the end
@@ -40,7 +40,7 @@ type Lab struct {
 	Root  string // ext4 image of template mini
 }
 
-// Open prepares a lab for t, or skips t where "make prepare" was never run.
+// Open prepares a lab for t. It skips t if "make prepare" was never run.
 func Open(t testing.TB) Lab {
 	t.Helper()
 	l := Lab{Data: *data}
@@ -73,7 +73,7 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// repository is the directory of go.mod.
+// repository returns the directory of go.mod.
 func repository(t testing.TB) string {
 	t.Helper()
 	out, err := exec.Command("go", "env", "GOMOD").Output()
@@ -81,7 +81,7 @@ func repository(t testing.TB) string {
 	return filepath.Dir(strings.TrimSpace(string(out)))
 }
 
-// lock keeps other test programs out until the answer is called.
+// lock keeps other test programs out until the result is called.
 func lock(t testing.TB, path string) func() {
 	t.Helper()
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
@@ -90,7 +90,7 @@ func lock(t testing.TB, path string) func() {
 	return func() { must(t, f.Close()) }
 }
 
-// build compiles the guest agent and puts it at path unless the same is there.
+// build compiles the guest agent to path.
 func build(t testing.TB, repository, path string) {
 	t.Helper()
 	cmd := exec.Command(
@@ -119,7 +119,7 @@ func root(t testing.TB, cache string) string {
 	must(t, err)
 	mini, ok := all["mini"]
 	if !ok {
-		t.Fatal("there is no template mini")
+		t.Fatal("no built-in template mini")
 	}
 	path := filepath.Join(cache, "mini-"+mini.Digest()[:16]+".img")
 	if _, err := os.Stat(path); err == nil {

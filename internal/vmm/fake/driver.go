@@ -30,7 +30,7 @@ const (
 	OpSave    = "save"
 )
 
-// version is what manifests carry. A test of mismatches changes the manifest.
+// version is in every manifest. A test of mismatches changes the manifest.
 const version = "1.0"
 
 // Driver is a host of fake machines.
@@ -44,7 +44,7 @@ type Driver struct {
 
 var _ vmm.Driver = (*Driver)(nil)
 
-// New answers a host without machines.
+// New returns a host without machines.
 func New() *Driver {
 	return &Driver{monitors: map[string]*monitor{}, nextPID: 1 << 30, fail: map[string][]error{}}
 }
@@ -56,15 +56,15 @@ func (d *Driver) Capabilities() vmm.Capabilities {
 	}
 }
 
-// FailNext makes the next call of op fail with err; called again, the one after it.
+// FailNext makes the next call of op fail with err; a second FailNext is for the call after it.
 func (d *Driver) FailNext(op string, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.fail[op] = append(d.fail[op], err)
 }
 
-// OnStep is asked before every operation with its name and the machine's id; an error makes it fail. nil
-// ends it.
+// OnStep sets the function that is called before every operation with its name and the machine's id.
+// If it returns an error, the operation fails. nil removes it.
 func (d *Driver) OnStep(f func(op, id string) error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -91,7 +91,7 @@ func (d *Driver) step(ctx context.Context, op, id string) error {
 	return nil
 }
 
-// Monitors answers the ids of the machines that live, sorted.
+// Monitors returns the ids of the machines that run, sorted.
 func (d *Driver) Monitors() []string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -103,7 +103,7 @@ func (d *Driver) Monitors() []string {
 	return ids
 }
 
-// Crash ends the monitor of machine id as if it had died by itself, and tells whether there was one.
+// Crash ends the monitor of machine id with the error why, and reports whether there was one.
 func (d *Driver) Crash(id string, why error) bool {
 	d.mu.Lock()
 	var found *monitor
@@ -126,7 +126,7 @@ func (d *Driver) find(dir string) *monitor {
 	return d.monitors[filepath.Clean(dir)]
 }
 
-// launch makes a monitor in spec.Dir, which must have none.
+// launch makes a monitor in spec.Dir, which must not have one.
 func (d *Driver) launch(ctx context.Context, spec vmm.Spec, m vmm.Manifest, base string) (*monitor, error) {
 	if spec.ID == "" || spec.VCPUs < 1 || spec.MemoryMiB < 1 {
 		return nil, errors.New("machine needs an id, processors and memory")
@@ -180,7 +180,7 @@ func hostManifest() vmm.Manifest {
 	}
 }
 
-// Boot implements vmm.Driver. Kernel and initramfs are not looked at.
+// Boot implements vmm.Driver. It ignores kernel and initramfs.
 func (d *Driver) Boot(ctx context.Context, spec vmm.Spec) (vmm.Machine, error) {
 	if err := d.step(ctx, OpBoot, spec.ID); err != nil {
 		return nil, err
@@ -237,7 +237,7 @@ func check(spec vmm.Spec, m vmm.Manifest) error {
 	return nil
 }
 
-// Adopt implements vmm.Driver. A machine that was never loaded dies with who prepared it.
+// Adopt implements vmm.Driver. A machine that was never loaded ends with the process that prepared it.
 func (d *Driver) Adopt(ctx context.Context, spec vmm.Spec) (vmm.Machine, error) {
 	if err := d.step(ctx, OpAdopt, spec.ID); err != nil {
 		return nil, err
@@ -265,7 +265,7 @@ func (d *Driver) Kill(ctx context.Context, spec vmm.Spec) error {
 	return nil
 }
 
-// Files of an image.
+// Names of the files of an image.
 const (
 	memoryName   = "memory"
 	manifestName = "manifest.json"

@@ -46,7 +46,7 @@ func TestConformance(t *testing.T) {
 		func(name string, test func(vmmtest.TB)) { t.Run(name, func(t *testing.T) { test(t) }) },
 	)
 	if left := d.Monitors(); len(left) != 0 {
-		t.Errorf("monitors left: %v", left)
+		t.Errorf("monitors = %v, want none", left)
 	}
 }
 
@@ -73,7 +73,7 @@ func TestShell(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if r := m.Run(t, c.script); r.Stdout != c.stdout || r.Exit.Code != c.code {
-				t.Errorf("got %+v, want %q and %d", r, c.stdout, c.code)
+				t.Errorf("%q = %+v, want %q and %d", c.script, r, c.stdout, c.code)
 			}
 		})
 	}
@@ -108,7 +108,7 @@ func TestFaults(t *testing.T) {
 	boom := errors.New("boom")
 	d.FailNext(fake.OpPrepare, boom)
 	if _, err := d.Prepare(t.Context(), h.Spec(t, ""), h.Image); !errors.Is(err, boom) {
-		t.Errorf("got %v, want the fault", err)
+		t.Errorf("got %v, want the injected error", err)
 	}
 	m := h.Restore(t)
 	var seen []string
@@ -118,17 +118,17 @@ func TestFaults(t *testing.T) {
 	})
 	d.FailNext(fake.OpPause, boom)
 	if err := m.Pause(t.Context()); !errors.Is(err, boom) {
-		t.Errorf("got %v, want the fault", err)
+		t.Errorf("got %v, want the injected error", err)
 	}
 	if err := m.Pause(t.Context()); err != nil {
 		t.Error(err)
 	}
 	if len(seen) != 2 || seen[0] != "pause "+m.Spec.ID {
-		t.Errorf("got steps %v", seen)
+		t.Errorf("steps = %v, want two, the first a pause of the machine", seen)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if err := m.Resume(ctx); !errors.Is(err, context.Canceled) {
-		t.Errorf("got %v, want canceled", err)
+		t.Errorf("resume with a canceled context: got %v, want canceled", err)
 	}
 }

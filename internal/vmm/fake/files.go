@@ -12,7 +12,7 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
 )
 
-// lookup needs mu.
+// lookup returns the file at a path. The caller holds mu.
 func (w *guestState) lookup(p string) (*file, error) {
 	f, ok := w.Files[p]
 	if !ok {
@@ -21,7 +21,7 @@ func (w *guestState) lookup(p string) (*file, error) {
 	return f, nil
 }
 
-// put makes or changes a file with its parents; mu is held.
+// put makes or changes a file and its parents. The caller holds mu.
 func (w *guestState) put(p string, data []byte, mode uint32, user string) error {
 	if err := w.parents(p, user); err != nil {
 		return err
@@ -53,7 +53,7 @@ func (w *guestState) parents(p, user string) error {
 	}
 }
 
-// below answers the paths under p, sorted; mu is held.
+// below returns the paths below p, sorted. The caller holds mu.
 func (w *guestState) below(p string) []string {
 	prefix := strings.TrimSuffix(p, "/") + "/"
 	var all []string
@@ -90,6 +90,7 @@ func (w *guestState) owner(user string) string {
 	return user
 }
 
+// Stat implements guestapi.Guest.
 func (w *guestState) Stat(ctx context.Context, p, user string) (out guestapi.FileInfo, _ error) {
 	return out, w.do(ctx, func() error {
 		p = w.abs(p, user)
@@ -101,6 +102,7 @@ func (w *guestState) Stat(ctx context.Context, p, user string) (out guestapi.Fil
 	})
 }
 
+// List implements guestapi.Guest.
 func (w *guestState) List(ctx context.Context, p, user string, depth int) (out []guestapi.FileInfo, _ error) {
 	err := w.do(ctx, func() error {
 		p = w.abs(p, user)
@@ -122,6 +124,7 @@ func (w *guestState) List(ctx context.Context, p, user string, depth int) (out [
 	return out, err
 }
 
+// Read implements guestapi.Guest.
 func (w *guestState) Read(
 	ctx context.Context,
 	p, user string,
@@ -147,6 +150,7 @@ func (w *guestState) Read(
 	return out, r, err
 }
 
+// Write implements guestapi.Guest.
 func (w *guestState) Write(
 	ctx context.Context,
 	p string,
@@ -169,6 +173,7 @@ func (w *guestState) Write(
 	return out, err
 }
 
+// Move implements guestapi.Guest.
 func (w *guestState) Move(ctx context.Context, from, to, user string) (out guestapi.FileInfo, _ error) {
 	err := w.do(ctx, func() error {
 		from, to = w.abs(from, user), w.abs(to, user)
@@ -192,6 +197,7 @@ func (w *guestState) Move(ctx context.Context, from, to, user string) (out guest
 	return out, err
 }
 
+// Remove implements guestapi.Guest.
 func (w *guestState) Remove(ctx context.Context, p, user string, recursive bool) error {
 	return w.do(ctx, func() error { return w.remove(w.abs(p, user), recursive) })
 }
@@ -211,6 +217,7 @@ func (w *guestState) remove(p string, recursive bool) error {
 	return nil
 }
 
+// MakeDir implements guestapi.Guest.
 func (w *guestState) MakeDir(ctx context.Context, p, user string) (out guestapi.FileInfo, _ error) {
 	err := w.do(ctx, func() error {
 		p = w.abs(p, user)
@@ -228,7 +235,7 @@ func (w *guestState) MakeDir(ctx context.Context, p, user string) (out guestapi.
 	return out, err
 }
 
-// Watch tells changes by comparing what is there with what was.
+// Watch reports changes by comparing the files with those at the last call.
 func (w *guestState) Watch(ctx context.Context, p, user string, recursive bool) (guestapi.Watcher, error) {
 	v := &watcher{w: w, recursive: recursive, done: make(chan struct{})}
 	err := w.do(ctx, func() error {
@@ -254,7 +261,7 @@ type watcher struct {
 	done      chan struct{}
 }
 
-// look needs mu.
+// look returns the files that are watched. The caller holds mu.
 func (v *watcher) look() map[string]*file {
 	all := map[string]*file{}
 	for _, q := range v.w.below(v.root) {
@@ -266,7 +273,7 @@ func (v *watcher) look() map[string]*file {
 	return all
 }
 
-// change needs mu.
+// change returns the next change. The caller holds mu.
 func (v *watcher) change() (guestapi.FileEvent, bool) {
 	now := v.look()
 	for _, q := range slices.Sorted(mapKeys(now)) {
@@ -288,6 +295,7 @@ func (v *watcher) change() (guestapi.FileEvent, bool) {
 	return guestapi.FileEvent{}, false
 }
 
+// Next implements guestapi.Watcher.
 func (v *watcher) Next(ctx context.Context) (out guestapi.FileEvent, _ error) {
 	v.w.mu.Lock()
 	defer v.w.mu.Unlock()
@@ -309,6 +317,7 @@ func (v *watcher) Next(ctx context.Context) (out guestapi.FileEvent, _ error) {
 	return out, err
 }
 
+// Close implements guestapi.Watcher.
 func (v *watcher) Close() error {
 	v.w.mu.Lock()
 	defer v.w.mu.Unlock()

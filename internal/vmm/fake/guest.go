@@ -12,15 +12,17 @@ import (
 
 var _ guestapi.Backend = (*guestState)(nil)
 
+// Ports implements guestapi.Guest.
 func (w *guestState) Ports(ctx context.Context) ([]guestapi.Port, error) {
 	return nil, w.do(ctx, func() error { return nil })
 }
 
-// DialPort refuses: programs of this guest do not listen.
+// DialPort returns an error: programs of this guest do not listen.
 func (w *guestState) DialPort(ctx context.Context, port uint16) (net.Conn, error) {
 	return nil, w.do(ctx, func() error { return fmt.Errorf("port %d: %w", port, guestapi.ErrRefused) })
 }
 
+// Freeze implements guestapi.Guest.
 func (w *guestState) Freeze(ctx context.Context, _ bool) error {
 	return w.do(ctx, func() error {
 		w.frozen = true
@@ -28,6 +30,7 @@ func (w *guestState) Freeze(ctx context.Context, _ bool) error {
 	})
 }
 
+// Thaw implements guestapi.Guest.
 func (w *guestState) Thaw(ctx context.Context) error {
 	return w.do(ctx, func() error {
 		w.frozen = false
@@ -36,6 +39,7 @@ func (w *guestState) Thaw(ctx context.Context) error {
 	})
 }
 
+// Stats implements guestapi.Guest.
 func (w *guestState) Stats(ctx context.Context) (out guestapi.Stats, _ error) {
 	err := w.do(ctx, func() error {
 		used := int64(0)
@@ -51,6 +55,7 @@ func (w *guestState) Stats(ctx context.Context) (out guestapi.Stats, _ error) {
 	return out, err
 }
 
+// Restore implements guestapi.Guest.
 func (w *guestState) Restore(ctx context.Context, id guestapi.Identity) error {
 	return w.do(ctx, func() error {
 		if len(id.Entropy) != 0 && len(id.Entropy) != 64 {

@@ -8,7 +8,7 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm/vmmtest"
 )
 
-// TestGuest holds guests in memory to what every guest must do.
+// TestGuest runs the conformance tests of guests against the fake one.
 func TestGuest(t *testing.T) {
 	h := vmmtest.Bake(t, lab(t, fake.New()))
 	guesttest.Basic(t, func(t *testing.T) guesttest.Env {

@@ -12,7 +12,7 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
 )
 
-// memory is all of a guest that a capture keeps.
+// memory is the part of a guest that a capture copies.
 type memory struct {
 	Hostname    string
 	MachineID   string
@@ -35,16 +35,16 @@ type file struct {
 	Modified time.Time
 }
 
-// guestState is a guest that lives. mu guards everything in it and in its processes; cond tells changes.
+// guestState is a guest that runs. mu guards it and its processes; cond announces changes.
 type guestState struct {
 	mu      sync.Mutex
 	cond    *sync.Cond
-	memory       // what captures copy
+	memory       // copied by captures
 	paused  bool // its processors are stopped
 	frozen  bool // its workload is
 	dead    bool
-	started time.Time      // zero: at rest
-	wg      sync.WaitGroup // processes that run
+	started time.Time      // zero: it has not run yet
+	wg      sync.WaitGroup // running processes
 }
 
 func newGuestState() *guestState {
@@ -66,7 +66,7 @@ func emptyGuestState() *guestState {
 	return w
 }
 
-// copy answers a guest that goes on from this moment, paused.
+// copy returns a copy of the guest at this moment, paused.
 func (w *guestState) copy() *guestState {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -101,7 +101,7 @@ func decodeGuestState(data []byte) (*guestState, error) {
 	return w, nil
 }
 
-// run lets the processes of a copied guest go on, once it is resumed.
+// run lets the processes of a copied guest continue, once it is resumed.
 func (w *guestState) run() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -129,7 +129,7 @@ func (w *guestState) setPaused(v bool) {
 	w.cond.Broadcast()
 }
 
-// wait waits with mu held until ready answers true; also while the guest is paused.
+// wait waits with mu held until ready returns true and the guest is not paused.
 func (w *guestState) wait(ctx context.Context, ready func() bool) error {
 	stop := context.AfterFunc(ctx, func() {
 		w.mu.Lock()
@@ -150,7 +150,7 @@ func (w *guestState) wait(ctx context.Context, ready func() bool) error {
 	}
 }
 
-// do runs f with mu held, once the guest is not paused.
+// do calls f with mu held, once the guest is not paused.
 func (w *guestState) do(ctx context.Context, f func() error) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -162,7 +162,7 @@ func (w *guestState) do(ctx context.Context, f func() error) error {
 
 func (w *guestState) now() time.Time { return time.Now().Add(w.ClockOffset) }
 
-// home is the directory that relative paths of user start from.
+// home returns the directory that relative paths of user start from.
 func (w *guestState) home(user string) string {
 	if user == "" {
 		user = w.User

@@ -16,7 +16,7 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm"
 )
 
-// monitor is a machine as the host has it; machine values are views of it.
+// monitor is a machine as the host has it; values of type machine refer to it.
 type monitor struct {
 	driver   *Driver
 	spec     vmm.Spec
@@ -38,7 +38,7 @@ type monitor struct {
 	wg     sync.WaitGroup
 }
 
-// serve begins to answer channels once the guest lives.
+// serve serves channels once the guest runs.
 func (m *monitor) serve(ctx context.Context) {
 	m.calls, m.lives = make(chan *net.UnixConn, 16), make(chan struct{})
 	m.wg.Go(func() {
@@ -67,7 +67,7 @@ func (m *monitor) runningGuest() *guestState {
 	return m.world
 }
 
-// start puts a guest into the monitor and lets it go on.
+// start puts a guest into the monitor and lets it run.
 func (m *monitor) start(w *guestState) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -81,7 +81,7 @@ func (m *monitor) start(w *guestState) {
 	close(m.lives)
 }
 
-// closeChannel ends the channel from the host's side.
+// closeChannel closes the host's end of the channel.
 func (m *monitor) closeChannel() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -91,7 +91,7 @@ func (m *monitor) closeChannel() {
 	}
 }
 
-// end ends the monitor once, and waits for all it ran.
+// end ends the monitor once, and waits for all its goroutines.
 func (m *monitor) end(why error) {
 	m.mu.Lock()
 	if m.ended {
@@ -136,15 +136,20 @@ func (m *machine) step(ctx context.Context, op string) error {
 	}
 }
 
-func (m *machine) PID() int              { return m.pid }
+// PID implements vmm.Machine.
+func (m *machine) PID() int { return m.pid }
+
+// Done implements vmm.Machine.
 func (m *machine) Done() <-chan struct{} { return m.done }
 
+// Err implements vmm.Machine.
 func (m *machine) Err() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.err
 }
 
+// Dial implements vmm.Machine.
 func (m *machine) Dial(ctx context.Context) (net.Conn, error) {
 	if err := m.step(ctx, OpDial); err != nil {
 		return nil, err
@@ -174,6 +179,7 @@ func (m *machine) Dial(ctx context.Context) (net.Conn, error) {
 	return ends[0], nil
 }
 
+// Load implements vmm.Machine.
 func (m *machine) Load(ctx context.Context, from vmm.Capture) error {
 	if err := m.step(ctx, OpLoad); err != nil {
 		return err
@@ -214,6 +220,7 @@ func (m *machine) stop(op string, v bool) error {
 	return nil
 }
 
+// Pause implements vmm.Machine.
 func (m *machine) Pause(ctx context.Context) error {
 	if err := m.step(ctx, OpPause); err != nil {
 		return err
@@ -221,6 +228,7 @@ func (m *machine) Pause(ctx context.Context) error {
 	return m.stop(OpPause, true)
 }
 
+// Resume implements vmm.Machine.
 func (m *machine) Resume(ctx context.Context) error {
 	if err := m.step(ctx, OpResume); err != nil {
 		return err
@@ -228,6 +236,7 @@ func (m *machine) Resume(ctx context.Context) error {
 	return m.stop(OpResume, false)
 }
 
+// Capture implements vmm.Machine.
 func (m *machine) Capture(ctx context.Context) (vmm.Capture, error) {
 	if err := m.step(ctx, OpCapture); err != nil {
 		return nil, err
@@ -238,9 +247,16 @@ func (m *machine) Capture(ctx context.Context) (vmm.Capture, error) {
 	if !stopped {
 		return nil, fmt.Errorf("capture machine %s: it is not paused", m.spec.ID)
 	}
-	return &capture{driver: m.driver, id: m.spec.ID, base: m.base, manifest: m.manifest, world: m.runningGuest().copy()}, nil
+	return &capture{
+		driver:   m.driver,
+		id:       m.spec.ID,
+		base:     m.base,
+		manifest: m.manifest,
+		world:    m.runningGuest().copy(),
+	}, nil
 }
 
+// Usage implements vmm.Machine.
 func (m *machine) Usage() (vmm.Usage, error) {
 	select {
 	case <-m.done:
@@ -250,6 +266,7 @@ func (m *machine) Usage() (vmm.Usage, error) {
 	}
 }
 
+// Kill implements vmm.Machine.
 func (m *machine) Kill(ctx context.Context) error {
 	if err := m.step(ctx, OpKill); err != nil {
 		return err
@@ -271,7 +288,7 @@ type capture struct {
 
 var _ vmm.Capture = (*capture)(nil)
 
-// take answers a copy of the captured guest.
+// take returns a copy of the captured guest.
 func (c *capture) take() (*guestState, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -281,6 +298,7 @@ func (c *capture) take() (*guestState, error) {
 	return c.world.copy(), nil
 }
 
+// DirtyBytes implements vmm.Capture.
 func (c *capture) DirtyBytes() int64 {
 	w, err := c.take()
 	if err != nil {
@@ -293,6 +311,7 @@ func (c *capture) DirtyBytes() int64 {
 	return n
 }
 
+// Save implements vmm.Capture.
 func (c *capture) Save(ctx context.Context, dir string) (vmm.Image, error) {
 	if err := c.driver.step(ctx, OpSave, c.id); err != nil {
 		return vmm.Image{}, err
@@ -308,6 +327,7 @@ func (c *capture) Save(ctx context.Context, dir string) (vmm.Image, error) {
 	return save(dir, c.manifest, data)
 }
 
+// Close implements vmm.Capture.
 func (c *capture) Close() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

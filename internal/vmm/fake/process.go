@@ -14,7 +14,7 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
 )
 
-// process is a program of a guest, as data: what a copy needs to go on with it. The world's mu guards it.
+// process is a program of a guest as data: all that a copy needs to continue it. The guest's mu guards it.
 type process struct {
 	PID     uint32
 	Spec    guestapi.ProcessSpec
@@ -24,16 +24,16 @@ type process struct {
 	Script  []statement
 	At      int           // next statement
 	Last    int           // status of the last one
-	Left    time.Duration // of a sleep under way
+	Left    time.Duration // of the current sleep
 	Limit   time.Duration // of the whole process, 0: none
 	Output  []output
 	Offsets guestapi.Offsets
 	Input   []byte
 	NoInput bool // standard input has ended
-	Signal  int  // that is to end it
+	Signal  int  // that ends it
 	Exit    *guestapi.Exit
 
-	until, deadline time.Time // what Left and Limit mean while it lives
+	until, deadline time.Time // Left and Limit as moments, while it runs
 	armed           time.Time // moment that a timer is set for
 }
 
@@ -43,7 +43,7 @@ type output struct {
 	Data   []byte
 }
 
-// copy needs mu.
+// copy returns a copy of the process. The caller holds mu.
 func (p *process) copy() *process {
 	c := *p
 	c.Vars = maps.Clone(p.Vars)
@@ -59,7 +59,7 @@ func (p *process) copy() *process {
 	return &c
 }
 
-// startProcess starts the goroutine of p; mu is held.
+// startProcess starts the goroutine of p. The caller holds mu.
 func (w *guestState) startProcess(p *process) {
 	if p.Limit > 0 {
 		p.deadline = time.Now().Add(p.Limit)
@@ -103,7 +103,7 @@ func (w *guestState) runProcess(p *process) {
 	w.cond.Broadcast()
 }
 
-// wake broadcasts at a moment; the answer stops it.
+// wake broadcasts at a moment; calling the result stops it.
 func (w *guestState) wake(at time.Time) func() {
 	timer := time.AfterFunc(time.Until(at), func() {
 		w.mu.Lock()
@@ -113,7 +113,7 @@ func (w *guestState) wake(at time.Time) func() {
 	return func() { timer.Stop() }
 }
 
-// print appends output; mu is held.
+// print appends output. The caller holds mu.
 func (p *process) print(to guestapi.Stream, text string) {
 	if text == "" {
 		return
@@ -136,6 +136,7 @@ func (p *process) offset(of guestapi.Stream) *int64 {
 	return &p.Offsets.Stdout
 }
 
+// Start implements guestapi.Guest.
 func (w *guestState) Start(ctx context.Context, spec guestapi.ProcessSpec) (out guestapi.Process, _ error) {
 	err := w.do(ctx, func() error {
 		if (len(spec.Argv) == 0) == (spec.Shell == "") {
@@ -174,7 +175,7 @@ func (w *guestState) Start(ctx context.Context, spec guestapi.ProcessSpec) (out 
 	return out, err
 }
 
-// find needs mu.
+// find returns the process of a reference. The caller holds mu.
 func (w *guestState) find(ref guestapi.ProcessRef) (*process, error) {
 	if ref.Tag == "" {
 		if p, ok := w.Procs[ref.PID]; ok {
@@ -194,6 +195,7 @@ func (w *guestState) find(ref guestapi.ProcessRef) (*process, error) {
 	return last, nil
 }
 
+// Attach implements guestapi.Guest.
 func (w *guestState) Attach(
 	ctx context.Context,
 	ref guestapi.ProcessRef,
@@ -207,6 +209,7 @@ func (w *guestState) Attach(
 	return out, err
 }
 
+// Processes implements guestapi.Guest.
 func (w *guestState) Processes(ctx context.Context) (out []guestapi.ProcessInfo, _ error) {
 	err := w.do(ctx, func() error {
 		for _, pid := range slices.Sorted(mapKeys(w.Procs)) {
@@ -221,6 +224,7 @@ func (w *guestState) Processes(ctx context.Context) (out []guestapi.ProcessInfo,
 	return out, err
 }
 
+// Signal implements guestapi.Guest.
 func (w *guestState) Signal(ctx context.Context, ref guestapi.ProcessRef, signal int, _ bool) error {
 	return w.do(ctx, func() error {
 		p, err := w.find(ref)
@@ -242,13 +246,15 @@ func (w *guestState) Signal(ctx context.Context, ref guestapi.ProcessRef, signal
 type stream struct {
 	w    *guestState
 	p    *process
-	from guestapi.Offsets // of what is wanted
-	next int              // piece of output to look at
+	from guestapi.Offsets // offsets of the next output
+	next int              // index of the next piece of output
 	over bool
 }
 
+// PID implements guestapi.Process.
 func (s *stream) PID() uint32 { return s.p.PID }
 
+// Next implements guestapi.Process.
 func (s *stream) Next(ctx context.Context) (out guestapi.Event, _ error) {
 	s.w.mu.Lock()
 	defer s.w.mu.Unlock()
@@ -286,6 +292,7 @@ func (s *stream) wanted(of guestapi.Stream) int64 {
 	return s.from.Stdout
 }
 
+// Write implements guestapi.Process.
 func (s *stream) Write(b []byte) (int, error) {
 	s.w.mu.Lock()
 	defer s.w.mu.Unlock()
@@ -297,6 +304,7 @@ func (s *stream) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
+// CloseInput implements guestapi.Process.
 func (s *stream) CloseInput() error {
 	s.w.mu.Lock()
 	defer s.w.mu.Unlock()
@@ -305,6 +313,7 @@ func (s *stream) CloseInput() error {
 	return nil
 }
 
+// Resize implements guestapi.Process.
 func (s *stream) Resize(ctx context.Context, size guestapi.Size) error {
 	return s.w.do(ctx, func() error {
 		s.p.Spec.PTY = &size
@@ -312,6 +321,7 @@ func (s *stream) Resize(ctx context.Context, size guestapi.Size) error {
 	})
 }
 
+// Close implements guestapi.Process.
 func (s *stream) Close() error { return nil }
 
 func mapKeys[K comparable, V any](m map[K]V) iter.Seq[K] { return maps.Keys(m) }

@@ -12,13 +12,14 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
 )
 
-// statement is one command of a script and when it is run: Op "" always, "&&" or "||" by the last status.
+// statement is one command of a script and when it runs: Op "" always, "&&" or "
+// " by the last status.
 type statement struct {
 	Op    string
 	Words []word
 }
 
-// word is one word of a command. Quoted ones are no operators.
+// word is one word of a command. A quoted one is no operator.
 type word struct {
 	Text   string
 	Expand bool // variables in it are replaced
@@ -106,13 +107,13 @@ func split(text string) []word {
 	return words
 }
 
-// shell runs the statements of one process. The world's mu is held throughout.
+// shell runs the statements of one process. The caller holds the guest's mu.
 type shell struct {
 	w *guestState
 	p *process
 }
 
-// step does the next statement; false: it has to wait and is to be tried again.
+// step runs the next statement. It returns false if the statement has to wait and be tried again.
 func (s shell) step() bool {
 	st := s.p.Script[s.p.At]
 	if st.Op == "&&" && s.p.Last != 0 || st.Op == "||" && s.p.Last == 0 {
@@ -149,15 +150,16 @@ func (s shell) step() bool {
 	return true
 }
 
-// toStderr is where ">&2" leads; no file has such a path.
+// toStderr is the target of ">&2"; no file has such a path.
 const toStderr = "&2"
 
-// programs are what the shell knows.
+// programs are the commands that the shell knows.
 var programs = strings.Fields(
-	"[ : bash cat cd chmod chown date echo env exit export false hostname id ls mkdir printf pwd rm sh sleep sync test touch true whoami",
+	"[ : bash cat cd chmod chown date echo env exit export false hostname id ls mkdir printf pwd rm sh sleep "+
+		"sync test touch true whoami",
 )
 
-// redirect takes the redirections out of words.
+// redirect removes the redirections from words.
 func (s shell) redirect(words []word) (argv []string, in, out string, add bool) {
 	for i := 0; i < len(words); i++ {
 		w := words[i]
@@ -211,7 +213,7 @@ func (s shell) report(err error) int {
 	return 1
 }
 
-// command runs argv; false: try again later.
+// command runs argv; with done false it is to be tried again later.
 func (s shell) command(argv []string, in string, say func(string)) (code int, done bool) {
 	if len(argv) == 0 {
 		return 0, true
@@ -231,7 +233,7 @@ func (s shell) command(argv []string, in string, say func(string)) (code int, do
 	case "exit":
 		code := s.p.Last
 		if len(args) > 0 {
-			code, _ = strconv.Atoi(args[0]) // as shells do, what is no number is 0
+			code, _ = strconv.Atoi(args[0]) // as in shells, 0 if it is no number
 		}
 		s.p.At = len(s.p.Script)
 		return code, true
@@ -350,7 +352,7 @@ func (s shell) sleep(args []string) (int, bool) {
 			if args[0] == "infinity" {
 				seconds = 1e9
 			} else {
-				seconds, _ = strconv.ParseFloat(args[0], 64) // what is no number is no time
+				seconds, _ = strconv.ParseFloat(args[0], 64) // 0 if it is no number
 			}
 		}
 		s.p.Left = time.Duration(seconds * float64(time.Second))
@@ -391,7 +393,7 @@ func (s shell) cat(args []string, in string, say func(string)) (int, bool) {
 	return 0, s.p.NoInput
 }
 
-// sub puts the statements of "sh -c script" in place of the command itself.
+// sub replaces "sh -c script" by the statements of the script.
 func (s shell) sub(args []string) (int, bool) {
 	for len(args) > 0 && args[0] != "-c" && args[0] != "-lc" {
 		args = args[1:]

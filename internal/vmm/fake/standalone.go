@@ -7,16 +7,16 @@ import (
 	"github.com/pandastack/pandastack/internal/guest/server"
 )
 
-// Guest is a guest without a machine around it, for the fakes of monitors. It begins stopped.
+// Guest is a guest without a machine, for fakes of monitors. It begins paused.
 type Guest struct {
 	state  *guestState
 	server *server.Server
 }
 
-// NewGuest answers a guest that was just booted.
+// NewGuest returns a guest that was just booted.
 func NewGuest() *Guest { return newGuest(newGuestState()) }
 
-// LoadGuest answers the guest that Save wrote.
+// LoadGuest returns the guest that Save wrote.
 func LoadGuest(data []byte) (*Guest, error) {
 	w, err := decodeGuestState(data)
 	if err != nil {
@@ -31,14 +31,14 @@ func newGuest(w *guestState) *Guest {
 	return &Guest{w, server.New(w)}
 }
 
-// Pause stops its processors, or lets them go on.
+// Pause pauses the guest or lets it continue.
 func (g *Guest) Pause(v bool) { g.state.setPaused(v) }
 
-// Save answers all of it, for LoadGuest.
+// Save returns the state of the guest, for LoadGuest.
 func (g *Guest) Save() ([]byte, error) { return g.state.copy().encode() }
 
-// Serve answers one host until rw ends. One call at a time.
+// Serve serves one host until rw ends. Calls must not overlap.
 func (g *Guest) Serve(ctx context.Context, rw io.ReadWriter) error { return g.server.Serve(ctx, rw) }
 
-// Close ends it and waits for what it ran.
+// Close ends the guest and waits for its processes.
 func (g *Guest) Close() { g.state.end() }

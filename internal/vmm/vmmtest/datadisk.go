@@ -5,15 +5,16 @@ import (
 	"strings"
 )
 
-// testTwoDisks holds machines with a data disk to what holds for those with one: both disks are of the moment of
-// the memory, after a restore, in the children of a fork and down a chain of them, and a parent's are its own.
+// testTwoDisks checks, for machines with a data disk, what the other tests check for one disk: both disks are of the
+// same moment as the memory, after a restore, in the children of a fork and in a chain of forks, and a parent's
+// disks are its own.
 func testTwoDisks(t TB, h *Host) {
 	const generations, size = 3, 300_000
 	h = h.WithData(t)
 	m := h.Restore(t)
 	if r := m.Run(t, "cat /proc/mounts"); r.Exit.Code == 0 && r.Stdout != "" &&
 		!strings.Contains(r.Stdout, "/dev/vdb "+dataDir+" ext4") {
-		t.Errorf("the data disk is not mounted: %s", r.Stdout)
+		t.Errorf("mounts = %s, want the data disk among them", r.Stdout)
 	}
 	path := func(dir string, g uint64) string { return fmt.Sprintf("%s/%d", dir, g) }
 	put := func(m *Machine, g uint64) {
@@ -27,7 +28,7 @@ func testTwoDisks(t TB, h *Host) {
 			m.WantFile(t, path(dataDir, g), random(2*g+1, size))
 		}
 		if _, ok := m.Read(t, path(dataDir, generations)); ok {
-			t.Errorf("machine %s sees what another wrote to its data disk", m.Spec.ID)
+			t.Errorf("machine %s has a file that another wrote to its data disk", m.Spec.ID)
 		}
 	}
 	all := []*Machine{m}

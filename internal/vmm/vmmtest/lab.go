@@ -1,8 +1,7 @@
-// Package vmmtest is the suite that every driver of machines passes, and the means to write more tests
-// with guests in them.
+// Package vmmtest is the conformance suite of drivers, and a kit for more tests with guests.
 //
-// It owns no machine after a test: all it starts is ended when the test that asked for it ends. A Lab
-// says what a driver needs; Run does the rest. A Host is used by one test at a time.
+// It owns no machine after a test: everything that it starts ends with the test that started it. A Lab describes a
+// driver to it; Run runs the suite. A Host is used by one test at a time.
 package vmmtest
 
 import (
@@ -21,13 +20,13 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm"
 )
 
-// Timeout bounds every single wait of the suite. It is far above what anything takes.
+// Timeout bounds every single wait of the suite. It is far above any expected time.
 const Timeout = 60 * time.Second
 
-// TB is what the suite needs of a test: *testing.T has it, and so has a Runner, outside of go test.
+// TB is the part of a test that the suite uses: *testing.T has it, and so has a Runner, outside of go test.
 type TB interface {
 	Helper()
-	Context() context.Context // ends before what was registered with Cleanup is done
+	Context() context.Context // ends before the functions of Cleanup run
 	Cleanup(func())
 	Error(...any)
 	Errorf(string, ...any)
@@ -35,41 +34,41 @@ type TB interface {
 	Fatalf(string, ...any)
 }
 
-// Lab is what the suite needs of a driver.
+// Lab describes a driver to the suite.
 type Lab struct {
-	Dir     string                               // for machines and images; as the driver wants it
-	Open    func(t TB) vmm.Driver                // a host agent's driver; all of one Lab see one host
-	Abandon func(t TB, d vmm.Driver)             // what the death of that host agent does
+	Dir     string                               // for machines and images, as the driver needs it
+	Open    func(t TB) vmm.Driver                // opens a host agent's driver; all of one Lab see the same host
+	Abandon func(t TB, d vmm.Driver)             // ends the driver as the death of its host agent does
 	Crash   func(t TB, m vmm.Machine)            // ends a monitor from outside
 	Spec    vmm.Spec                             // of every machine, without ID, Dir and Disks
 	Rate    vmm.Rate                             // of every disk
 	Disk    func(t TB, path string)              // makes a root disk
-	Data    func(t TB, path string)              // makes a data disk: an ext4 file system with nothing in it
-	Warm    func(t TB, m *Machine)               // what is done before the image is taken; may be nil
-	Clone   func(t TB, from *os.File, to string) // gives the file at to the content of from, in place
+	Data    func(t TB, path string)              // makes a data disk: an empty ext4 file system
+	Warm    func(t TB, m *Machine)               // prepares the machine before its image is taken; may be nil
+	Clone   func(t TB, from *os.File, to string) // writes the content of from into the existing file at to
 }
 
-// Host is a Lab with a driver and the image of a machine that was booted, found ready and captured.
+// Host is a Lab with a driver and the image of a machine that was booted, ready and captured.
 type Host struct {
 	Lab    Lab
 	Driver vmm.Driver
 	Image  vmm.Image
-	Disk   string // belongs to Image; with two, so does dataOf it
+	Disk   string // belongs to Image; with dataDisk, so does dataOf it
 
 	dataDisk     bool // machines have a data disk, which is mounted at dataDir
-	checkpointed bool // Image is of a rehearsed machine
+	checkpointed bool // Image has a checkpoint of its monitor
 	serial       atomic.Int64
 }
 
-// Machine is a machine with a guest that answers.
+// Machine is a machine whose guest is connected.
 type Machine struct {
 	vmm.Machine
 	Spec  vmm.Spec
-	Image vmm.Image // it was prepared on; without Dir: booted
+	Image vmm.Image // that it was prepared on; without Dir: booted
 	Link  *guestlink.Link
 }
 
-// Bake boots a machine and makes the image that the others start from.
+// Bake boots a machine and makes the image that the other machines start from.
 func Bake(t TB, lab Lab) *Host {
 	t.Helper()
 	h := &Host{Lab: lab, Driver: lab.Open(t)}
@@ -77,13 +76,13 @@ func Bake(t TB, lab Lab) *Host {
 	return h
 }
 
-// dataDir is where guests have their data disk.
+// dataDir is where guests mount their data disk.
 const dataDir = "/data"
 
-// dataOf is the path of a data disk by that of its root disk.
+// dataOf returns the path of the data disk beside a root disk.
 func dataOf(disk string) string { return disk + ".data" }
 
-// WithData answers a host like h, of the same driver, whose machines have a data disk as well.
+// WithData returns a host like h, of the same driver, whose machines have a data disk too.
 func (h *Host) WithData(t TB) *Host {
 	t.Helper()
 	out := &Host{Lab: h.Lab, Driver: h.Driver, dataDisk: true}
@@ -95,11 +94,19 @@ func (h *Host) WithData(t TB) *Host {
 	return out
 }
 
-// WithRate answers a host like h, with its driver and its image, whose machines have disks of that rate.
+// WithRate returns a host like h, with the same driver and image.
+// The disks of its machines have that rate.
 func (h *Host) WithRate(rate vmm.Rate) *Host {
-	out := &Host{Lab: h.Lab, Driver: h.Driver, Image: h.Image, Disk: h.Disk, dataDisk: h.dataDisk, checkpointed: h.checkpointed}
+	out := &Host{
+		Lab:          h.Lab,
+		Driver:       h.Driver,
+		Image:        h.Image,
+		Disk:         h.Disk,
+		dataDisk:     h.dataDisk,
+		checkpointed: h.checkpointed,
+	}
 	out.Lab.Rate = rate
-	out.serial.Store(h.serial.Add(4000) - 3000) // names of its own, also among several
+	out.serial.Store(h.serial.Add(4000) - 3000) // distinct names, also among several
 	return out
 }
 
@@ -116,8 +123,9 @@ func (h *Host) bake(t TB) {
 	must(t, m.Kill(t.Context()))
 }
 
-// WithCheckpoint answers a host like h, of the same driver, whose image is of a machine that was restored and has done
-// what machines do first. The driver's machines have to be Rehearsers.
+// WithCheckpoint returns a host like h, of the same driver, whose image has a checkpoint.
+// The image is of a machine that was restored and has done what machines do first. The driver's machines have to be
+// CheckpointMarkers.
 func (h *Host) WithCheckpoint(t TB) *Host {
 	t.Helper()
 	m := h.Restore(t)
@@ -126,7 +134,7 @@ func (h *Host) WithCheckpoint(t TB) *Host {
 	}
 	r, ok := m.Machine.(vmm.CheckpointMarker)
 	if !ok {
-		t.Fatal("the machine learns nothing")
+		t.Fatal("the machine is no vmm.CheckpointMarker")
 	}
 	r.MarkWarmedUp()
 	must(t, m.Link.Freeze(t.Context(), true))
@@ -146,14 +154,14 @@ func must(t TB, err error) {
 	}
 }
 
-// Spec makes the directory and the disks of a new machine. They are empty but for their size if like is
-// given, else as the lab makes them.
+// Spec makes the directory and the disks of a new machine.
+// If like is given the disks are empty and of its size, otherwise the lab makes them.
 func (h *Host) Spec(t TB, like string) vmm.Spec {
 	t.Helper()
 	s := h.Lab.Spec
 	s.ID = fmt.Sprintf("m%d", h.serial.Add(1))
 	s.Dir = filepath.Join(h.Lab.Dir, s.ID)
-	must(t, os.MkdirAll(s.Dir, 0o711)) // as a monitor of another user needs it
+	must(t, os.MkdirAll(s.Dir, 0o711)) // a monitor of another user needs to enter it
 	disk := filepath.Join(s.Dir, "disk")
 	if like == "" {
 		h.Lab.Disk(t, disk)
@@ -192,7 +200,7 @@ func emptyLike(t TB, like, path string) {
 	must(t, errors.Join(f.Truncate(st.Size()), f.Close()))
 }
 
-// Identity of machine id in its generation.
+// Identity returns the identity of machine id in its generation.
 func Identity(id string, generation uint64) *guestapi.Identity {
 	return &guestapi.Identity{
 		MachineID: id, Hostname: id, Generation: generation, Time: time.Now(),
@@ -221,7 +229,7 @@ func (h *Host) Handshake(t TB, m *Machine) {
 	t.Cleanup(func() { _ = link.Close() })
 }
 
-// Ready waits until m's guest has become the one of its identity.
+// Ready waits until m's guest has taken on its identity.
 func (h *Host) Ready(t TB, m *Machine) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), Timeout)
@@ -248,7 +256,7 @@ func (h *Host) Boot(t TB) *Machine {
 	return m
 }
 
-// Prepare starts a monitor over image, with a greeting under way. disk has the size of the new one.
+// Prepare starts a monitor over image and sends the handshake. disk has the size of the new one.
 func (h *Host) Prepare(t TB, image vmm.Image, disk string) *Machine {
 	t.Helper()
 	m := &Machine{Spec: h.Spec(t, disk), Image: image}
@@ -262,7 +270,7 @@ func (h *Host) Prepare(t TB, image vmm.Image, disk string) *Machine {
 // Restore starts a machine from the baked image and waits for its guest.
 func (h *Host) Restore(t TB) *Machine { return h.RestoreFrom(t, h.Image, h.Disk) }
 
-// RestoreStep is Restore that tells when the guest runs, before it is waited for.
+// RestoreStep is Restore that calls loaded when the guest runs, before it waits for the guest.
 func (h *Host) RestoreStep(t TB, loaded func()) *Machine {
 	t.Helper()
 	return h.restore(t, h.Image, h.Disk, loaded)
@@ -284,7 +292,7 @@ func (h *Host) restore(t TB, image vmm.Image, disk string, loaded func()) *Machi
 	return m
 }
 
-// clone gives the disks of a machine the content of another's, in place.
+// clone writes the content of another machine's disks into those of a machine.
 func (h *Host) clone(t TB, from, to string) {
 	t.Helper()
 	h.cloneOne(t, from, to)
@@ -301,7 +309,7 @@ func (h *Host) cloneOne(t TB, from, to string) {
 	h.Lab.Clone(t, f, to)
 }
 
-// Save captures a paused machine into an image with its disks, all removed with the test.
+// Save captures a paused machine into an image with its disks. All are removed with the test.
 func (h *Host) Save(t TB, m *Machine) (vmm.Image, string) {
 	t.Helper()
 	dir := filepath.Join(h.Lab.Dir, fmt.Sprintf("image%d", h.serial.Add(1)))
@@ -327,7 +335,7 @@ func (h *Host) Save(t TB, m *Machine) (vmm.Image, string) {
 	return image, disk
 }
 
-// Fork makes n children of m, which goes on, and waits for all guests.
+// Fork makes n children of m, which continues, and waits for all guests.
 func (h *Host) Fork(t TB, m *Machine, n int) []*Machine {
 	t.Helper()
 	return h.ForkStep(t, m, n, func(time.Duration) {})
@@ -346,7 +354,7 @@ func captureFor(t TB, m *Machine, children []*Machine) (vmm.Capture, error) {
 	return b.CaptureFor(t.Context(), into)
 }
 
-// ForkStep is Fork that tells how long the parent's guest was stopped.
+// ForkStep is Fork that calls paused with how long the parent's guest was stopped.
 func (h *Host) ForkStep(t TB, m *Machine, n int, paused func(time.Duration)) []*Machine {
 	t.Helper()
 	children := make([]*Machine, n)
@@ -379,7 +387,7 @@ func (h *Host) ForkStep(t TB, m *Machine, n int, paused func(time.Duration)) []*
 	return children
 }
 
-// rejoin opens the channel of a machine that was captured, where a capture cuts it.
+// rejoin opens the channel of a machine again if the capture closed it.
 func (h *Host) rejoin(t TB, m *Machine) {
 	t.Helper()
 	if h.Driver.Capabilities().Capture.ClosesChannel {
@@ -388,7 +396,7 @@ func (h *Host) rejoin(t TB, m *Machine) {
 	}
 }
 
-// Result of a program.
+// Result is the output and the exit of a program.
 type Result struct {
 	Stdout, Stderr string
 	Exit           guestapi.Exit
@@ -435,12 +443,13 @@ func (m *Machine) Put(t TB, path string, data []byte) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), Timeout)
 	defer cancel()
-	if _, err := m.Link.Write(ctx, path, guestapi.WriteOptions{Size: int64(len(data))}, bytes.NewReader(data)); err != nil {
+	opts := guestapi.WriteOptions{Size: int64(len(data))}
+	if _, err := m.Link.Write(ctx, path, opts, bytes.NewReader(data)); err != nil {
 		t.Fatalf("machine %s: write %s: %v", m.Spec.ID, path, err)
 	}
 }
 
-// Read reads a file of the guest; ok is false where there is none.
+// Read reads a file of the guest; ok is false if it does not exist.
 func (m *Machine) Read(t TB, path string) (data []byte, ok bool) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), Timeout)
@@ -465,7 +474,7 @@ func (m *Machine) WantFile(t TB, path string, data []byte) {
 	got, ok := m.Read(t, path)
 	if !ok || !bytes.Equal(got, data) {
 		t.Errorf(
-			"machine %s: %s has %d bytes (there: %v) that are not the %d expected",
+			"machine %s: %s: got %d bytes (file exists: %v), want other %d bytes",
 			m.Spec.ID,
 			path,
 			len(got),

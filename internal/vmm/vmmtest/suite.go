@@ -15,13 +15,13 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm"
 )
 
-// Case is one promise of package vmm, held against a driver.
+// Case is one promise of package vmm and its test.
 type Case struct {
 	Name string
 	Test func(TB, *Host)
 }
 
-// Cases are all promises. They may share a Host, one after the other.
+// Cases returns all promises. They may share a Host, one after the other.
 func Cases() []Case {
 	return []Case{
 		{"exec", testExec},
@@ -47,7 +47,7 @@ func Cases() []Case {
 	}
 }
 
-// Run holds h's driver to what package vmm promises, each promise in a test of its own that sub runs.
+// Run tests h's driver against all promises of package vmm, each in a test of its own that sub runs.
 func Run(h *Host, sub func(name string, test func(TB))) {
 	for _, c := range Cases() {
 		sub(c.Name, func(t TB) { c.Test(t, h) })
@@ -73,13 +73,13 @@ func testPause(t TB, h *Host) {
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	if s, err := m.Link.Stats(ctx); err == nil {
-		t.Errorf("a paused guest answered %+v", s)
+		t.Errorf("stats of a paused guest = %+v, want a timeout", s)
 	}
 	for range 2 {
 		must(t, m.Resume(t.Context()))
 	}
 	if r := m.Run(t, "echo on"); r.Stdout != "on\n" {
-		t.Errorf("after resume: got %+v", r)
+		t.Errorf("echo after resume: got %+v, want on", r)
 	}
 }
 
@@ -114,14 +114,14 @@ func testLiveFork(t TB, h *Host) {
 	child.Put(t, "/root/child", []byte("child"))
 	parent.Put(t, "/root/parent", []byte("parent"))
 	if _, ok := parent.Read(t, "/root/child"); ok {
-		t.Error("the parent sees a file of the child")
+		t.Error("the parent has a file of the child")
 	}
 	if _, ok := child.Read(t, "/root/parent"); ok {
-		t.Error("the child sees a file of the parent")
+		t.Error("the child has a file of the parent")
 	}
 	must(t, parent.Kill(t.Context()))
 	if r := child.Run(t, "cat /root/before"); r.Stdout != "before" {
-		t.Errorf("child without its parent: got %+v", r)
+		t.Errorf("read in a child without its parent: got %+v, want before", r)
 	}
 }
 
@@ -155,10 +155,10 @@ func testProcessesLiveOn(t TB, h *Host) {
 		must(t, q.Close())
 	}
 	must(t, child.Link.Signal(t.Context(), guestapi.ProcessRef{PID: p.PID()}, 9, false))
-	echo(t, p, parent.Spec.ID+"\n") // what the parent's other stream read comes here too
+	echo(t, p, parent.Spec.ID+"\n") // the output of the parent's other stream comes here too
 }
 
-// echo writes text to a process that echoes and waits until it comes back.
+// echo writes text to a process that echoes and waits until it returns.
 func echo(t TB, p guestapi.Process, text string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), Timeout)
@@ -176,12 +176,12 @@ func echo(t TB, p guestapi.Process, text string) {
 	}
 }
 
-// random answers n bytes that depend on seed alone.
+// random returns n bytes that depend on seed alone.
 func random(seed uint64, n int) []byte {
 	var key [32]byte
 	binary.LittleEndian.PutUint64(key[:], seed)
 	data := make([]byte, n)
-	_, _ = rand.NewChaCha8(key).Read(data) // it never fails
+	_, _ = rand.NewChaCha8(key).Read(data) // never fails
 	return data
 }
 
@@ -201,7 +201,7 @@ func testChain(t TB, h *Host) {
 			m.WantFile(t, fmt.Sprintf("/root/%d", g), random(2*g+1, size))
 		}
 		if _, ok := m.Read(t, fmt.Sprintf("/root/%d", i+1)); ok {
-			t.Errorf("generation %d sees a file of its grandchild", i)
+			t.Errorf("generation %d has a file of its child", i)
 		}
 	}
 }
@@ -217,7 +217,7 @@ func testHibernate(t TB, h *Host) {
 		image, disk := h.Save(t, m)
 		must(t, m.Kill(t.Context()))
 		m = h.RestoreFrom(t, image, disk)
-		must(t, os.RemoveAll(image.Dir)) // the machine lives on without it
+		must(t, os.RemoveAll(image.Dir)) // the machine continues without it
 		m.WantFile(t, "/dev/shm/memory", data)
 		m.WantFile(t, "/root/disk", data)
 	}
@@ -227,7 +227,7 @@ func testTimers(t TB, h *Host) {
 	for _, m := range []*Machine{h.Restore(t), h.Fork(t, h.Restore(t), 1)[0]} {
 		r := m.Run(t, "sleep 1")
 		if r.Exit.Code != 0 || r.Exit.Wall < 900*time.Millisecond {
-			t.Errorf("machine %s: sleep 1 ended with %+v", m.Spec.ID, r.Exit)
+			t.Errorf("machine %s: sleep 1 ended with %+v, want success after a second", m.Spec.ID, r.Exit)
 		}
 	}
 }
@@ -238,7 +238,7 @@ func testClock(t TB, h *Host) {
 	s, err := m.Link.Stats(t.Context())
 	must(t, err)
 	if early, late := before.Sub(s.Time), time.Until(s.Time); early > 30*time.Second || late > 30*time.Second {
-		t.Errorf("guest clock says %v, host clock %v", s.Time, before)
+		t.Errorf("guest clock = %v, want within 30 s of the host's %v", s.Time, before)
 	}
 }
 
@@ -249,7 +249,7 @@ func testKill(t TB, h *Host) {
 		select {
 		case <-m.Done():
 		default:
-			t.Error("kill returned before the end")
+			t.Error("Kill returned before the monitor ended")
 		}
 		if err := m.Err(); err != nil {
 			t.Errorf("after kill: got %v, want nil", err)
@@ -282,10 +282,10 @@ func testCrash(t TB, h *Host) {
 	select {
 	case <-m.Done():
 	case <-time.After(Timeout):
-		t.Fatal("the end was not noticed")
+		t.Fatal("Done was not closed after the monitor ended")
 	}
 	if m.Err() == nil {
-		t.Error("no reason was given")
+		t.Error("Err = nil after a crash, want an error")
 	}
 	if err := m.Pause(t.Context()); !errors.Is(err, vmm.ErrGone) {
 		t.Errorf("pause: got %v, want ErrGone", err)
@@ -295,7 +295,7 @@ func testCrash(t TB, h *Host) {
 	}
 }
 
-// adopt lets the host agent die and takes m over with a new one.
+// adopt ends the host agent and takes m over with a new one.
 func (h *Host) adopt(t TB, m *Machine) *Machine {
 	t.Helper()
 	_ = m.Link.Close()
@@ -308,7 +308,7 @@ func (h *Host) adopt(t TB, m *Machine) *Machine {
 	return n
 }
 
-// resync opens the channel of an adopted machine, as the same machine it was.
+// resync opens the channel of an adopted machine, which keeps its identity.
 func (h *Host) resync(t TB, m *Machine) {
 	t.Helper()
 	conn, err := m.Dial(t.Context())
@@ -378,7 +378,7 @@ func testMismatch(t TB, h *Host) {
 		_, err := h.Driver.Prepare(t.Context(), h.Spec(t, h.Disk), image)
 		var mismatch *vmm.MismatchError
 		if !errors.As(err, &mismatch) {
-			t.Errorf("%s: got %v, want a mismatch", name, err)
+			t.Errorf("prepare with another %s: got %v, want a MismatchError", name, err)
 		}
 	}
 }
@@ -396,11 +396,11 @@ func testDamage(t TB, h *Host) {
 		must(t, os.Truncate(path, f.Bytes/2))
 		spec := h.Spec(t, disk)
 		if _, err := h.Driver.Prepare(t.Context(), spec, image); err == nil {
-			t.Errorf("%s: a truncated file was not noticed", f.Name)
+			t.Errorf("prepare with %s truncated: got no error", f.Name)
 		}
 		must(t, os.Remove(path))
 		if _, err := h.Driver.Prepare(t.Context(), spec, image); !errors.Is(err, os.ErrNotExist) {
-			t.Errorf("missing file %s: got %v", f.Name, err)
+			t.Errorf("prepare without %s: got %v, want ErrNotExist", f.Name, err)
 		}
 		must(t, os.Rename(whole, path))
 	}
@@ -410,15 +410,15 @@ func testWrongOrder(t TB, h *Host) {
 	m := h.Prepare(t, h.Image, h.Disk)
 	h.clone(t, h.Disk, m.Spec.Disks[0].Path)
 	if m.Pause(t.Context()) == nil {
-		t.Error("a machine without a guest was paused")
+		t.Error("pause of a machine without a guest: got no error")
 	}
 	must(t, m.Load(t.Context(), nil))
 	h.Ready(t, m)
 	if m.Load(t.Context(), nil) == nil {
-		t.Error("a machine was loaded twice")
+		t.Error("second load: got no error")
 	}
 	if _, err := m.Capture(t.Context()); err == nil {
-		t.Error("a running machine was captured")
+		t.Error("capture of a running machine: got no error")
 	}
 	must(t, m.Pause(t.Context()))
 	c, err := m.Capture(t.Context())
@@ -426,7 +426,7 @@ func testWrongOrder(t TB, h *Host) {
 	must(t, c.Close())
 	must(t, c.Close())
 	if m := h.Prepare(t, h.Image, h.Disk); m.Load(t.Context(), c) == nil {
-		t.Error("a closed capture was loaded")
+		t.Error("load of a closed capture: got no error")
 	}
 	b, ok := m.Machine.(vmm.ForkCapturer)
 	if !ok {
@@ -435,10 +435,10 @@ func testWrongOrder(t TB, h *Host) {
 	if c, err = b.CaptureFor(t.Context(), nil); err != nil {
 		t.Fatal(err)
 	}
-	dir := filepath.Join(h.Lab.Dir, "branch")
+	dir := filepath.Join(h.Lab.Dir, "fork-capture")
 	must(t, os.Mkdir(dir, 0o700))
 	if _, err := c.Save(t.Context(), dir); err == nil {
-		t.Error("a branch was saved")
+		t.Error("save of a capture for known machines: got no error")
 	}
 	must(t, c.Close())
 	must(t, os.Remove(dir))
@@ -449,7 +449,7 @@ func testUsage(t TB, h *Host) {
 	u, err := m.Usage()
 	must(t, err)
 	if u.PSSBytes <= 0 || u.Threads <= 0 || time.Since(u.Started) > time.Hour {
-		t.Errorf("got %+v", u)
+		t.Errorf("usage = %+v, want memory, threads and a recent start", u)
 	}
 	must(t, m.Kill(t.Context()))
 	if _, err := m.Usage(); !errors.Is(err, vmm.ErrGone) {
