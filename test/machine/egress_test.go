@@ -9,8 +9,8 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
 )
 
-// begin is a program for guests: it prints how connections to addresses begin: "connected", "refused", or
-// "away" for all else.
+// begin is a program for guests: it prints how connections to addresses begin: "connected", "refused", or "away" for
+// everything else.
 const begin = `python3 - <<'END'
 import socket
 for a in %q.split():
@@ -27,20 +27,20 @@ for a in %q.split():
     s.close()
 END`
 
-// TestEgress holds a policy against a guest from its first instruction on, in its children and through a
-// change and sleep. Nothing leaves the host: what is tried is refused on the way, or of the guest itself.
+// TestEgress checks a policy from the guest's first instruction on, in its children and through a change and a
+// hibernation. Nothing leaves the host: every attempt is refused on the way, or goes to the guest itself.
 func TestEgress(t *testing.T) {
 	l := host(t)
-	const public = "9.9.9.9:81" // stands for the internet; no packet gets there
+	const public = "9.9.9.9:81" // in place of the internet; no packet reaches it
 	shut := hostapi.Egress{Allow: []string{"allowed.example"}, DenyOthers: true}
 	a := l.create(t, hostapi.Create{ID: "egress1", Persistent: true, Egress: shut})
 	refused := func(id hostapi.MachineID, when string) {
 		t.Helper()
 		if got := l.run(t, id, fmt.Sprintf(begin, public)); got != "refused" {
-			t.Errorf("%s: a connection to the internet was %s, want refused", when, got)
+			t.Errorf("%s: connection to the internet = %s, want refused", when, got)
 		}
 		if m, err := l.Get(t.Context(), id); err != nil || m.Egress.IsZero() {
-			t.Errorf("%s: the policy is %+v, %v", when, m.Egress, err)
+			t.Errorf("%s: policy = %+v, %v; want that of the request", when, m.Egress, err)
 		}
 	}
 	refused(a.ID, "created")

@@ -20,8 +20,8 @@ import (
 	"github.com/pandastack/pandastack/internal/os/netslot"
 )
 
-// Addresses of the internet that is a test's own: two public ones, the resolver that the node asks, and one in
-// every kind of range that is closed.
+// Addresses of the test's own internet: two public ones, the resolver that the node asks, and one in every kind of
+// range that is closed.
 const (
 	sharedSite = "93.184.216.34"
 	otherSite  = "93.184.216.99"
@@ -40,18 +40,17 @@ var closedSites = []string{
 	"0.0.0.1",
 }
 
-// internet is what a guest reaches that leaves the test's host. Nothing of it leaves this computer.
+// internet is everything beyond the test's host. Nothing of it leaves this computer.
 type internet struct {
 	t         *testing.T
-	host, net string // namespaces: the host's, where the node lives, and beyond its uplink
+	host, net string // namespaces: the host's, where the node runs, and beyond its uplink
 
 	mu        sync.Mutex
-	asked     []string // names and types that the resolver was asked for
-	datagrams []string // what came in over UDP
+	asked     []string // names and types of the resolver's queries
+	datagrams []string // received over UDP
 }
 
-// newInternet makes the internet and has the next host agent live in it. It ends with the test, and the host
-// agent with it.
+// newInternet makes the internet and makes the next host agent run in it. Both end with the test.
 func newInternet(t *testing.T) *internet {
 	t.Helper()
 	own := prefix(closeShared(t))
@@ -66,7 +65,8 @@ func newInternet(t *testing.T) *internet {
 	for _, line := range []string{
 		"netns add " + in.host, "netns add " + in.net,
 		"-n " + in.host + " link add up0 type veth peer name net0 netns " + in.net,
-		"-n " + in.host + " address add 198.100.1.2/24 dev up0", "-n " + in.net + " address add 198.100.1.1/24 dev net0",
+		"-n " + in.host + " address add 198.100.1.2/24 dev up0",
+		"-n " + in.net + " address add 198.100.1.1/24 dev net0",
 		"-n " + in.host + " link set up0 up", "-n " + in.net + " link set net0 up",
 		"-n " + in.host + " link set lo up", "-n " + in.net + " link set lo up",
 		"-n " + in.host + " route add default via 198.100.1.1",
@@ -105,8 +105,8 @@ func (in *internet) ip(line string) {
 	}
 }
 
-// within runs do on a thread in a network namespace, which leaves it afterwards: the first thread of a process does
-// not end with what it ran, and the namespace that it is in passes for that of the process.
+// within calls do on a thread in a network namespace. The thread leaves it afterwards: the first thread of a process
+// does not end with its goroutine, and its namespace passes for that of the process.
 func within(t *testing.T, name string, do func() error) {
 	t.Helper()
 	done := make(chan error, 1)
@@ -129,7 +129,7 @@ func within(t *testing.T, name string, do func() error) {
 	}
 }
 
-// inNamespace runs do in a network namespace, on this thread, which stays there.
+// inNamespace calls do in a network namespace, on this thread, which stays in it.
 func inNamespace(name string, do func() error) error {
 	ns, err := os.Open("/var/run/netns/" + name)
 	if err != nil {
@@ -142,8 +142,8 @@ func inNamespace(name string, do func() error) error {
 	return do()
 }
 
-// serve runs the servers: on TCP they answer "here" to whatever comes, on port 80 as HTTP has it, on UDP they keep it, and one is a resolver.
-// On the host, too, there is a server, on all of its addresses.
+// serve runs the servers. On TCP they reply "here" to everything, on port 80 in HTTP; on UDP they record the data;
+// one is a resolver. The host has a server too, on all of its addresses.
 func (in *internet) serve() {
 	in.t.Helper()
 	within(in.t, in.net, func() error {
@@ -161,7 +161,7 @@ func (in *internet) serve() {
 		if err != nil {
 			return errors.Join(all, err)
 		}
-		s := &dns.Server{PacketConn: pc, Handler: dns.HandlerFunc(in.answer)}
+		s := &dns.Server{PacketConn: pc, Handler: dns.HandlerFunc(in.resolve)}
 		go s.ActivateAndServe() //nolint:errcheck // it ends when it is shut down
 		in.t.Cleanup(func() { _ = s.Shutdown() })
 		return all
@@ -218,8 +218,8 @@ func (in *internet) keep(at string) error {
 	return nil
 }
 
-// answer is the resolver: it knows every name below test, and a text for each that would be a tunnel's answer.
-func (in *internet) answer(w dns.ResponseWriter, q *dns.Msg) {
+// resolve is the resolver: it knows every name below test, and a text for each as a tunnel would use it.
+func (in *internet) resolve(w dns.ResponseWriter, q *dns.Msg) {
 	m := new(dns.Msg)
 	m.SetReply(q)
 	for _, question := range q.Question {
@@ -239,11 +239,11 @@ func (in *internet) answer(w dns.ResponseWriter, q *dns.Msg) {
 			m.Answer = append(m.Answer, rr)
 		}
 	}
-	_ = w.WriteMsg(m) // an asker that is gone asks again
+	_ = w.WriteMsg(m) // a client that has gone asks again
 }
 
-// told gives what the resolver was asked and what came in over UDP so far.
-func (in *internet) told() (asked, datagrams []string) {
+// received returns the queries of the resolver and the UDP data so far.
+func (in *internet) received() (asked, datagrams []string) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	return append([]string(nil), in.asked...), append([]string(nil), in.datagrams...)

@@ -13,7 +13,7 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
 )
 
-// reach is a program for guests: it prints which of the addresses it is given answer.
+// reach is a program for guests: it prints which of the given addresses accept a connection.
 const reach = `python3 - <<'END'
 import socket
 for a in %q.split():
@@ -28,7 +28,7 @@ for a in %q.split():
     s.close()
 END`
 
-// serve is a program for guests: it answers on port 8080 of every address.
+// serve is a program for guests: it serves port 8080 of every address.
 const serve = `nohup python3 -c '
 import socket
 s = socket.socket()
@@ -41,14 +41,14 @@ while True:
     c.close()
 ' >/dev/null 2>&1 &`
 
-// TestNetworkIsolation lets a guest try what it must never reach: the host, another guest, metadata, private
-// ranges. The host reaches the guest.
+// TestNetworkIsolation lets a guest try addresses that it must never reach: the host, another guest, metadata,
+// private ranges. The host reaches the guest.
 func TestNetworkIsolation(t *testing.T) {
 	l := host(t)
 	a := l.create(t, hostapi.Create{ID: "wall1"})
 	b := l.create(t, hostapi.Create{ID: "wall2"})
 	l.run(t, b.ID, serve)
-	wait(t, "the guest answers the host", func() bool {
+	wait(t, "the host reaches the guest", func() bool {
 		conn, err := net.DialTimeout("tcp", b.GuestIP+":8080", 5*time.Second)
 		if err != nil {
 			return false
@@ -80,9 +80,9 @@ func TestNetworkIsolation(t *testing.T) {
 		}
 	}
 	if got := l.run(t, a.ID, fmt.Sprintf(reach, strings.Join(targets, " "))); got != "" {
-		t.Errorf("the guest reached:\n%s\nof %v", got, targets)
+		t.Errorf("the guest reached:\n%s\nwant none of %v", got, targets)
 	}
 	if got := l.run(t, b.ID, fmt.Sprintf(reach, "127.0.0.1:8080")); got != "127.0.0.1:8080 connected" {
-		t.Errorf("the program itself reaches nothing: %q", got)
+		t.Errorf("connection of the guest to itself = %q, want one", got)
 	}
 }

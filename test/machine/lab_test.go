@@ -40,8 +40,8 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm/qemu"
 )
 
-// prefix begins the names of everything that the host agent of a directory makes in the kernel, so that several runs
-// of these tests on one computer do not meet.
+// prefix returns the prefix of the names of everything that the host agent of a directory makes in the kernel, so
+// that several runs of these tests on one computer do not collide.
 func prefix(dir string) string {
 	return fmt.Sprintf("m%06x", crc32.ChecksumIEEE([]byte(dir))&0xffffff)
 }
@@ -49,22 +49,22 @@ func prefix(dir string) string {
 // template is baked once and used by all tests.
 const template = hostapi.TemplateName("mini")
 
-// large is the same with 512 MiB of memory, baked when a test needs it.
+// large is template with 512 MiB of memory, baked when a test needs it.
 const large = hostapi.TemplateName("wide")
 
-// withDataDisk is the same with a data disk at /data, baked when a test needs it.
+// withDataDisk is template with a data disk at /data, baked when a test needs it.
 const withDataDisk = hostapi.TemplateName("paired")
 
 // objects is the object store of the host agents that are opened; nil: the one that all tests share.
 var objects *agent.Objects
 
-// alterNetwork changes the network of the host agents that are opened; nil: it is as it is.
+// alterNetwork changes the network settings of the host agents that are opened; nil: it does not.
 var alterNetwork func(*netslot.Config)
 
-// timeout bounds every single wait; it is far above what anything takes.
+// timeout bounds every single wait; it is far above any expected time.
 const timeout = 2 * time.Minute
 
-// agentEnv makes the test binary a host agent over the directory it names, until it is killed.
+// agentEnv makes the test binary a host agent over the directory that it names, until it is killed.
 const agentEnv = "PANDASTACK_TEST_AGENT"
 
 func TestMain(m *testing.M) {
@@ -83,7 +83,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// hostAgent is what the re-executed test binary does.
+// hostAgent runs in the re-executed test binary.
 func hostAgent(dir string) error {
 	l, err := open(context.Background(), dir, os.Stderr)
 	if err != nil {
@@ -102,7 +102,7 @@ type lab struct {
 	end  func(leave bool) error
 }
 
-// data is the prepared data directory.
+// data returns the prepared data directory.
 func data(t *testing.T) string {
 	t.Helper()
 	dir := os.Getenv("PANDASTACK_TEST_DATA")
@@ -139,7 +139,7 @@ func (sharing) remove() error {
 	return err
 }
 
-// host answers the shared host agent with a baked template.
+// host returns the shared host agent with a baked template.
 func host(t *testing.T) *lab {
 	t.Helper()
 	shared.Lock()
@@ -160,8 +160,7 @@ func host(t *testing.T) *lab {
 	return shared.lab
 }
 
-// closeShared ends the shared host agent, as a clean stop that leaves machines alone, and answers its
-// directory.
+// closeShared ends the shared host agent, as a clean stop that leaves machines alone, and returns its directory.
 func closeShared(t *testing.T) string {
 	t.Helper()
 	host(t)
@@ -219,7 +218,7 @@ func directory(t *testing.T) string {
 	return dir
 }
 
-// logger writes a log to a test while it runs.
+// logger writes a log to a test while the test runs.
 type logger struct{ t *testing.T }
 
 func (l *logger) Write(p []byte) (int, error) {
@@ -229,7 +228,7 @@ func (l *logger) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// open starts a host agent over dir, which lies in the prepared data directory.
+// open starts a host agent over dir, which is in the prepared data directory.
 func open(ctx context.Context, dir string, log io.Writer) (_ *lab, err error) {
 	var undone []func() error
 	defer func() {
@@ -334,10 +333,10 @@ func open(ctx context.Context, dir string, log io.Writer) (_ *lab, err error) {
 	return l, nil
 }
 
-// close ends the host agent; with leave its machines run on.
+// close ends the host agent; with leave its machines continue to run.
 func (l *lab) close(leave bool) error { return errors.Join(l.stop(), l.end(leave)) }
 
-// recipes gives the templates of the tests. Their root images are built once for a data directory.
+// recipes returns the templates of the tests. Their root images are built once for a data directory.
 func recipes(data string) ([]bake.Recipe, error) {
 	all, err := recipe.Builtin(recipe.Options{})
 	if err != nil {
@@ -373,7 +372,9 @@ func recipes(data string) ([]bake.Recipe, error) {
 		if err := os.MkdirAll(filepath.Join(work, "data"), 0o755); err != nil {
 			return err
 		}
-		if err := imagebuild.Ext4(ctx, filepath.Join(work, "data"), bake.DataImage(image, "data"), 64, "data", command.Log(log)); err != nil {
+		disk := bake.DataImage(image, "data")
+		err := imagebuild.Ext4(ctx, filepath.Join(work, "data"), disk, 64, "data", command.Log(log))
+		if err != nil {
 			return err
 		}
 		return one.Build(ctx, work, image, log, step)
@@ -473,7 +474,7 @@ func openLink(ctx context.Context, conn net.Conn, g machine.Handshake) (machine.
 	return l, nil
 }
 
-// run runs a shell command in a machine's guest as root and answers what it wrote.
+// run runs a shell command in a machine's guest as root and returns its output.
 func (l *lab) run(t *testing.T, id hostapi.MachineID, shell string) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeoutCause(t.Context(), timeout, fmt.Errorf("%q in %s takes too long", shell, id))
@@ -491,7 +492,7 @@ func (l *lab) run(t *testing.T, id hostapi.MachineID, shell string) string {
 	for {
 		ev, err := p.Next(ctx)
 		if errors.Is(err, io.EOF) {
-			t.Fatalf("%q in %s ended without saying how", shell, id)
+			t.Fatalf("%q in %s: output ended without an exit", shell, id)
 		}
 		if err != nil {
 			t.Fatalf("%q in %s: %v", shell, id, err)
@@ -520,7 +521,7 @@ func (l *lab) create(t *testing.T, req hostapi.Create) hostapi.Machine {
 	return mc
 }
 
-// destroy ends a machine of whatever host agent is open now.
+// destroy ends a machine of the host agent that is open now.
 func destroy(t *testing.T, id hostapi.MachineID) {
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
@@ -535,12 +536,12 @@ func destroy(t *testing.T, id hostapi.MachineID) {
 	}
 }
 
-// wait waits for a condition that others bring about.
+// wait waits until a condition holds.
 func wait(t *testing.T, what string, holds func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(timeout); !holds(); {
 		if time.Now().After(deadline) {
-			t.Fatalf("waited in vain: %s", what)
+			t.Fatalf("timeout waiting until %s", what)
 		}
 		<-time.After(20 * time.Millisecond)
 	}

@@ -43,17 +43,17 @@ func TestCreate(t *testing.T) {
 	got := l.run(t, mc.ID, "echo $COLOUR $(hostname) $((6*7))")
 	t.Logf("create to first exec: %v", time.Since(began))
 	if got != "green create1 42" {
-		t.Errorf("guest says %q", got)
+		t.Errorf("output of the guest = %q", got)
 	}
 	if mc.BootMode != hostapi.BootSnapshot || mc.GuestIP == "" || mc.PID == 0 {
-		t.Errorf("machine %+v", mc)
+		t.Errorf("machine = %+v, want it running with all fields", mc)
 	}
 	if u, err := l.Usage(t.Context(), mc.ID); err != nil || u.PSSBytes == 0 || u.CPU == 0 {
-		t.Errorf("usage %+v, %v", u, err)
+		t.Errorf("usage = %+v, %v; want processor time and memory", u, err)
 	}
-	// Timers of a restored guest must be alive.
+	// Timers of a restored guest must work.
 	if got := l.run(t, mc.ID, "sleep 1; echo awake"); got != "awake" {
-		t.Errorf("guest says %q", got)
+		t.Errorf("output of the guest = %q", got)
 	}
 	if err := l.Pause(t.Context(), mc.ID); err != nil {
 		t.Fatal(err)
@@ -62,7 +62,7 @@ func TestCreate(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := l.run(t, mc.ID, "echo again"); got != "again" {
-		t.Errorf("guest says %q", got)
+		t.Errorf("output of the guest = %q", got)
 	}
 }
 
@@ -77,12 +77,12 @@ func TestGrownDisk(t *testing.T) {
 		return n
 	}
 	if s, g := blocks(small.ID), blocks(large.ID); g < s*3/2 || large.DiskMiB != 2*small.DiskMiB {
-		t.Errorf("file system of %d blocks grew to %d", s, g)
+		t.Errorf("file system of %d blocks grew to %d, want more", s, g)
 	}
 	l.run(t, large.ID, "dd if=/dev/zero of=/root/big bs=1M count=64 conv=fsync 2>/dev/null; sync")
 }
 
-// TestHazards holds what must differ between clones, and what must be right in each.
+// TestHazards checks what must differ between clones, and what must be right in each.
 func TestHazards(t *testing.T) {
 	l := host(t)
 	a := l.create(t, hostapi.Create{ID: "hazard1", Hostname: "one"})
@@ -102,7 +102,7 @@ func TestHazards(t *testing.T) {
 		}
 		slices.Sort(all)
 		if n := len(slices.Compact(slices.Clone(all))); n != len(ids) || all[0] == "" {
-			t.Errorf("%s of %d machines: %q", name, len(ids), all)
+			t.Errorf("%s of %d machines = %q, want all different", name, len(ids), all)
 		}
 	}
 	for _, id := range ids {
@@ -112,11 +112,16 @@ func TestHazards(t *testing.T) {
 			t.Fatal(err)
 		}
 		if after := time.Now().Unix(); sec < before-10 ||
-			sec > after+10 { // the machine may be busy between the word and the deed
-			t.Errorf("clock of %s tells %d, here it is %d to %d", id, sec, before, after)
+			sec > after+10 { // the machine may be busy between the two readings
+			t.Errorf("clock of %s = %d, want %d to %d", id, sec, before, after)
 		}
 	}
 }
+
+// counts is a program for guests: it prints "counts" if the number in /mem/count changes within 5 seconds.
+const counts = `a=$(cat /mem/count)
+for i in 1 2 3 4 5 6 7 8 9 10; do sleep 0.5; b=$(cat /mem/count); [ "$a" != "$b" ] && break; done
+[ "$a" != "$b" ] && echo counts`
 
 func TestForkKeepsMemoryAndDisk(t *testing.T) {
 	l := host(t)
@@ -133,19 +138,19 @@ func TestForkKeepsMemoryAndDisk(t *testing.T) {
 	l.fork(t, "fork0", kids...)
 	for _, id := range append(kids, "fork0") {
 		if got := l.run(t, id, "sha256sum < /mem/blob"); got != want {
-			t.Errorf("memory of %s differs", id)
+			t.Errorf("memory of %s differs from its parent's", id)
 		}
 		if got := l.run(t, id, "sha256sum < /root/blob"); got != want {
-			t.Errorf("disk of %s differs", id)
+			t.Errorf("disk of %s differs from its parent's", id)
 		}
-		if got := l.run(t, id, "a=$(cat /mem/count); for i in 1 2 3 4 5 6 7 8 9 10; do sleep 0.5; b=$(cat /mem/count); [ \"$a\" != \"$b\" ] && break; done; [ \"$a\" != \"$b\" ] && echo counts"); got != "counts" {
-			t.Errorf("program in %s stands still", id)
+		if got := l.run(t, id, counts); got != "counts" {
+			t.Errorf("program in %s does not count", id)
 		}
 		l.run(t, id, "echo "+string(id)+" > /root/name; echo "+string(id)+" > /mem/name; sync")
 	}
 	for _, id := range append(kids, "fork0") {
 		if got := l.run(t, id, "cat /root/name /mem/name"); got != string(id)+"\n"+string(id) {
-			t.Errorf("%s reads %q: the machines are not apart", id, got)
+			t.Errorf("file in %s = %q, want its own content", id, got)
 		}
 	}
 	// A grandchild, of a paused parent.
@@ -154,10 +159,10 @@ func TestForkKeepsMemoryAndDisk(t *testing.T) {
 	}
 	l.fork(t, "fork1", "fork5")
 	if mc, err := l.Get(t.Context(), "fork1"); err != nil || mc.State != hostapi.Paused {
-		t.Errorf("parent %+v, %v", mc.State, err)
+		t.Errorf("state of the parent = %+v, %v; want paused", mc.State, err)
 	}
 	if got := l.run(t, "fork5", "sha256sum < /mem/blob; cat /mem/name"); got != want+"\nfork1" {
-		t.Errorf("grandchild says %q", got)
+		t.Errorf("output of the grandchild = %q", got)
 	}
 }
 
@@ -175,7 +180,7 @@ func TestSnapshotAndManyFromIt(t *testing.T) {
 	for i := range 3 {
 		mc := l.create(t, hostapi.Create{ID: hostapi.MachineID(fmt.Sprintf("snap%d", i+1)), Snapshot: "snapone"})
 		if got := l.run(t, mc.ID, "cat /root/file /mem/file"); got != "kept\nkept" {
-			t.Errorf("%s reads %q", mc.ID, got)
+			t.Errorf("file in %s = %q, want that of the snapshot", mc.ID, got)
 		}
 	}
 	if err := l.DeleteSnapshot(t.Context(), "snapone"); err != nil {
@@ -183,7 +188,7 @@ func TestSnapshotAndManyFromIt(t *testing.T) {
 	}
 	l.fork(t, "snap1", "snap4")
 	if got := l.run(t, "snap4", "cat /root/file"); got != "kept" {
-		t.Errorf("child reads %q", got)
+		t.Errorf("file in the child = %q, want the parent's", got)
 	}
 }
 
@@ -209,15 +214,15 @@ func TestTenHibernations(t *testing.T) {
 		got := l.run(t, "sleep0", "sha256sum < /mem/all; sha256sum < /root/all")
 		t.Logf("hibernated in %v, woken in %v: %v", asleep, mc.Boot, mc.Phases)
 		if got != want+"\n"+want {
-			t.Fatalf("after sleep %d: %q, want twice %q", i, got, want)
+			t.Fatalf("after hibernation %d: %q, want twice %q", i, got, want)
 		}
 		if mc.Generation != uint64(i)+2 {
-			t.Errorf("generation %d after sleep %d", mc.Generation, i)
+			t.Errorf("generation %d after hibernation %d", mc.Generation, i)
 		}
 	}
-	l.fork(t, "sleep0", "sleep1") // runs on the image that its parent slept in
+	l.fork(t, "sleep0", "sleep1") // runs on the image that its parent hibernated in
 	if a, b := l.run(t, "sleep0", "sha256sum < /mem/all"), l.run(t, "sleep1", "sha256sum < /mem/all"); a != b {
-		t.Errorf("child of a woken machine has %q, its parent %q", b, a)
+		t.Errorf("child of a woken machine has %q, want %q of its parent", b, a)
 	}
 }
 
@@ -236,10 +241,10 @@ func TestMonitorExitKeepsTheDisk(t *testing.T) {
 	}
 	t.Logf("booted cold in %v: %v", mc.Boot, mc.Phases)
 	if got := l.run(t, "death0", "cat /root/file; hostname"); mc.BootMode != hostapi.BootCold || got != "kept\ndeath0" {
-		t.Errorf("%s machine reads %q", mc.BootMode, got)
+		t.Errorf("file in the machine that booted %s = %q, want the content from before", mc.BootMode, got)
 	}
 	l.fork(t, "death0", "death1")
 	if got := l.run(t, "death1", "cat /root/file; hostname"); got != "kept\ndeath1" {
-		t.Errorf("child reads %q", got)
+		t.Errorf("file in the child = %q, want the parent's", got)
 	}
 }

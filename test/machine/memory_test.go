@@ -17,8 +17,8 @@ import (
 	"github.com/pandastack/pandastack/internal/os/jail"
 )
 
-// TestGuestOutOfMemory lets a program of a guest take more memory than there is: the guest's kernel kills it, which
-// its exit says, and the machine lives on.
+// TestGuestOutOfMemory runs a program in a guest that uses more memory than the guest has: the guest's kernel kills
+// it, its exit says so, and the machine continues.
 func TestGuestOutOfMemory(t *testing.T) {
 	l := host(t)
 	mc := l.create(t, hostapi.Create{ID: "oom1"})
@@ -26,17 +26,17 @@ func TestGuestOutOfMemory(t *testing.T) {
 x = []
 while True: x.append(bytearray(b"x" * (1 << 20)))`})
 	if exit.Signal != 9 || exit.Code != 137 || !exit.OutOfMemory || exit.TimedOut {
-		t.Errorf("the program ended with %+v", exit)
+		t.Errorf("exit of a program without memory = %+v, want out of memory", exit)
 	}
 	if exit := l.exit(t, mc.ID, []string{"sh", "-c", "kill -9 $$"}); exit.Signal != 9 || exit.OutOfMemory {
-		t.Errorf("one that killed itself ended with %+v", exit)
+		t.Errorf("exit of a program that killed itself = %+v, want no out of memory", exit)
 	}
 	if got := l.run(t, mc.ID, "echo alive"); got != "alive" {
-		t.Errorf("the guest says %q", got)
+		t.Errorf("output of the guest = %q", got)
 	}
 }
 
-// exit runs a program in a machine's guest as root and answers how it ended.
+// exit runs a program in a machine's guest as root and returns its exit.
 func (l *lab) exit(t *testing.T, id hostapi.MachineID, argv []string) guestapi.Exit {
 	t.Helper()
 	ctx, cancel := context.WithTimeoutCause(t.Context(), timeout, fmt.Errorf("%q in %s takes too long", argv, id))
@@ -61,8 +61,8 @@ func (l *lab) exit(t *testing.T, id hostapi.MachineID, argv []string) guestapi.E
 	}
 }
 
-// TestMonitorOutOfMemory takes the memory of a machine's control group away while its guest uses more: the host's
-// kernel kills the monitor, and the machine says why it ended.
+// TestMonitorOutOfMemory lowers the memory limit of a machine's cgroup while its guest uses more: the host's kernel
+// kills the monitor, and the machine says why it ended.
 func TestMonitorOutOfMemory(t *testing.T) {
 	l := host(t)
 	mc := l.create(t, hostapi.Create{ID: "oom2", Persistent: true})
@@ -94,7 +94,8 @@ func TestMonitorOutOfMemory(t *testing.T) {
 	})
 }
 
-// squeeze leaves the control group of a process, of a host agent over dir, so much more memory than it uses now, in bytes.
+// squeeze lowers the memory limit of the cgroup of a process, of a host agent over dir, to more bytes above its
+// usage.
 func squeeze(t *testing.T, dir string, pid int, more int64) {
 	t.Helper()
 	layout, err := jail.Probe()
@@ -131,5 +132,5 @@ func squeeze(t *testing.T, dir string, pid int, more int64) {
 		}
 		return
 	}
-	t.Fatalf("no control group of process %d", pid)
+	t.Fatalf("no cgroup of process %d", pid)
 }

@@ -12,9 +12,9 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
 )
 
-// TestPublishedBeginsOnGround publishes templates with disks of several sizes: each begins where a machine that
-// booted without a disk waits, finds its own disk, and is another machine than the others.
-func TestPublishedBeginsOnGround(t *testing.T) {
+// TestPublishedStartsFromPreMount publishes templates with disks of several sizes: each starts from the pre-mount
+// snapshot, mounts its own disk, and has an identity of its own.
+func TestPublishedStartsFromPreMount(t *testing.T) {
 	l := host(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 2*timeout)
 	defer cancel()
@@ -62,7 +62,7 @@ func TestPublishedBeginsOnGround(t *testing.T) {
 			}
 		})
 		if made.Bytes == 0 || made.DiskMiB != disk+more {
-			t.Errorf("published %+v", made)
+			t.Errorf("published template = %+v", made)
 		}
 		if first := strings.Contains(strings.Join(lines, "\n"), "booted for the first time"); first != (i == 0) {
 			t.Errorf("template %d: %q", i, lines)
@@ -79,19 +79,22 @@ func TestPublishedBeginsOnGround(t *testing.T) {
 		if got != want {
 			t.Errorf("in a machine of template %d: %q, want %q", i, got, want)
 		}
-		for what, script := range map[string]string{"entropy": "head -c 16 /dev/urandom | od -An -tx1", "boot id": "cat /proc/sys/kernel/random/boot_id"} {
+		for what, script := range map[string]string{
+			"entropy": "head -c 16 /dev/urandom | od -An -tx1",
+			"boot id": "cat /proc/sys/kernel/random/boot_id",
+		} {
 			text := l.run(t, id, script)
 			if seen[text] != "" || strings.TrimSpace(text) == "" {
-				t.Errorf("%s of template %d is %q as that of %s", what, i, text, seen[text])
+				t.Errorf("%s of template %d = %q, want another than that of %s", what, i, text, seen[text])
 			}
 			seen[text] = string(name)
 		}
 		destroy(t, id)
 	}
 	if list, err := filepath.Glob(filepath.Join(l.dir, "grounds", "*")); err != nil || len(list) != 1 {
-		t.Errorf("grounds %v, %v", list, err)
+		t.Errorf("pre-mount snapshots = %v, %v; want one", list, err)
 	}
 	if left, err := filepath.Glob(filepath.Join(l.dir, "bake", "*.new")); err != nil || len(left) != 0 {
-		t.Errorf("left %v, %v", left, err)
+		t.Errorf("leftovers of bakes = %v, %v; want none", left, err)
 	}
 }

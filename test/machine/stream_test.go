@@ -14,11 +14,15 @@ import (
 )
 
 func TestMachineStreams(t *testing.T) {
-	testStreaming(t, withDataDisk, "mkdir /mem && mount -t tmpfs tmpfs /mem && cat /usr/bin/* | head -c 8000000 > /mem/hot; "+
-		"echo word > /root/word; cat /usr/bin/* | head -c 9000000 > /data/cold; sync", "wc -c < /mem/hot && cat /root/word && sha256sum < /data/cold")
+	const (
+		fill = "mkdir /mem && mount -t tmpfs tmpfs /mem && cat /usr/bin/* | head -c 8000000 > /mem/hot; " +
+			"echo word > /root/word; cat /usr/bin/* | head -c 9000000 > /data/cold; sync"
+		use = "wc -c < /mem/hot && cat /root/word && sha256sum < /data/cold"
+	)
+	testStreaming(t, withDataDisk, fill, use)
 }
 
-// TestStoreFailsUnderAMachine has a machine wait for content that does not come any more.
+// TestStoreFailsUnderAMachine fails the object store while a machine waits for a download.
 func TestStoreFailsUnderAMachine(t *testing.T) {
 	store := newSlowStore()
 	l := reopen(t, store)
@@ -37,8 +41,9 @@ func TestStoreFailsUnderAMachine(t *testing.T) {
 	}
 	l = reopen(t, store)
 	store.faults.SetFaults(func(c blobtest.Call) blobtest.Fault {
-		if _, err := os.Stat(filepath.Join(l.dir, "snapshots", string(snp))); err == nil { // begun; the rest comes soon
-			return blobtest.Fault{Err: errors.New("the store is gone")}
+		// The download has begun; the rest follows soon.
+		if _, err := os.Stat(filepath.Join(l.dir, "snapshots", string(snp))); err == nil {
+			return blobtest.Fault{Err: errors.New("no store")}
 		}
 		return blobtest.Fault{}
 	})
@@ -48,16 +53,16 @@ func TestStoreFailsUnderAMachine(t *testing.T) {
 	_, err := l.Create(t.Context(), hostapi.Create{ID: "starved", Snapshot: snp})
 	if err == nil {
 		destroy(t, "starved")
-		t.Fatal("a machine of which nothing comes was made")
+		t.Fatal("create of a machine whose download fails: got no error")
 	}
 	t.Logf("create: %v", err)
-	for _, part := range []string{"download of its snapshot failed", "the store is gone"} {
+	for _, part := range []string{"download of its snapshot failed", "no store"} {
 		if !bytes.Contains([]byte(err.Error()), []byte(part)) {
-			t.Errorf("create says %q, without %q", err, part)
+			t.Errorf("create: got %q, want %q in it", err, part)
 		}
 	}
 	if _, err := l.Get(t.Context(), "starved"); !errors.Is(err, hostapi.ErrNotFound) {
-		t.Errorf("a machine that was not made is there: %v", err)
+		t.Errorf("get of a machine that was not made: got %v, want ErrNotFound", err)
 	}
 	if err := l.DeleteSnapshot(t.Context(), snp); err != nil {
 		t.Fatal(err)

@@ -17,10 +17,10 @@ import (
 	"github.com/pandastack/pandastack/internal/host/chunkstore/cache"
 )
 
-// objectStore is what the hosts of these tests share: a store in the same city on 1 Gbit/s.
+// objectStore is the object store that the hosts of these tests share: in the same city, with 1 Gbit/s.
 var objectStore = blobtest.NewShaped(blobtest.NewMemory(), 5*time.Millisecond, 125_000_000)
 
-// openObjects gives a host its part of the object store.
+// openObjects opens the object store for a host.
 func openObjects(dir string) (*agent.Objects, func() error, error) {
 	ring, err := chunkstore.NewKeyring(bytes.Repeat([]byte{7}, 32))
 	if err != nil {
@@ -40,7 +40,7 @@ func openObjects(dir string) (*agent.Objects, func() error, error) {
 	}, func() error { return errors.Join(kept.Close(), vault.Close()) }, nil
 }
 
-// slowStore is an object store behind a line of 1 Gbit/s with 5 ms to the other end.
+// slowStore is an object store at the other end of a connection with 1 Gbit/s and 5 ms.
 type slowStore struct {
 	*blobtest.Shaped
 	faults *blobtest.Faulty
@@ -51,7 +51,7 @@ func newSlowStore() *slowStore {
 	return &slowStore{blobtest.NewShaped(faults, 5*time.Millisecond, 125_000_000), faults}
 }
 
-// reopen starts the shared host agent anew, as a host that never read anything of store.
+// reopen starts the shared host agent again, as a host that has read nothing of store.
 func reopen(t *testing.T, store blob.Store) *lab {
 	t.Helper()
 	closeShared(t)
@@ -59,7 +59,8 @@ func reopen(t *testing.T, store blob.Store) *lab {
 	if err != nil {
 		t.Fatal(err)
 	}
-	vault, err := chunkstore.New(store, ring, chunkstore.Config{ReadTimeout: 5 * time.Second, RetryDelay: time.Millisecond})
+	cfg := chunkstore.Config{ReadTimeout: 5 * time.Second, RetryDelay: time.Millisecond}
+	vault, err := chunkstore.New(store, ring, cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -71,7 +72,7 @@ func reopen(t *testing.T, store blob.Store) *lab {
 	l := host(t)
 	objects = nil
 	t.Cleanup(func() {
-		closeShared(t) // before what it uses
+		closeShared(t) // before what it uses is closed
 		if err := errors.Join(kept.Close(), vault.Close()); err != nil {
 			t.Error(err)
 		}
@@ -79,8 +80,8 @@ func reopen(t *testing.T, store blob.Store) *lab {
 	return l
 }
 
-// firstExec brings a snapshot here with bring, makes a machine of it, runs a command in it and answers how long
-// all that took.
+// firstExec gets a snapshot with bring, makes a machine of it and runs a command in it. It returns how long that
+// took.
 func (l *lab) firstExec(
 	t *testing.T,
 	id hostapi.MachineID,
@@ -99,14 +100,14 @@ func (l *lab) firstExec(
 	l.create(t, hostapi.Create{ID: id, Snapshot: snp})
 	created := time.Since(began)
 	if got := l.run(t, id, shell); got != want {
-		t.Fatalf("%q says %q, want %q", shell, got, want)
+		t.Fatalf("output of %q = %q, want %q", shell, got, want)
 	}
 	took := time.Since(began)
 	t.Logf("%s: brought after %v, created after %v, first exec after %v", id, brought, created, took)
 	return took
 }
 
-// hasTrace says whether a trace was kept in a store.
+// hasTrace reports whether a store has a trace.
 func hasTrace(t *testing.T, store *slowStore) bool {
 	t.Helper()
 	found := 0
@@ -120,9 +121,9 @@ func hasTrace(t *testing.T, store *slowStore) bool {
 	return found > 0
 }
 
-// testStreaming brings a snapshot of a machine of template to hosts that never saw it: whole, streamed with nothing
-// known of it, streamed with a trace, and restored a second time. fill is run in the machine before the
-// snapshot, use in all that come of it.
+// testStreaming starts machines from a snapshot of a machine of template on hosts that have nothing of it:
+// downloaded first, streamed without a trace, streamed with a trace, and restored a second time. fill runs in the
+// machine before the snapshot, use in all that are made from it.
 func testStreaming(t *testing.T, template hostapi.TemplateName, fill, use string) {
 	store := newSlowStore()
 	l := reopen(t, store)
@@ -170,19 +171,19 @@ func testStreaming(t *testing.T, template hostapi.TemplateName, fill, use string
 	unknown := l.firstExec(t, "unknown", snp, use, want, stream(l))
 	t.Logf("fetched %d MiB", (store.Read.Load()-read)>>20)
 	wait(t, "a kept trace", func() bool { return hasTrace(t, store) })
-	// A fork waits until all of it is here.
+	// A fork waits until everything is downloaded.
 	forked, err := l.Fork(t.Context(), hostapi.Fork{Parent: "unknown", Children: []hostapi.Child{{ID: "kid"}}})
 	if err != nil || forked[0].Err != nil {
 		t.Fatal(forked, err)
 	}
 	t.Cleanup(func() { destroy(t, "kid") })
 	if got := l.run(t, "kid", use); got != want {
-		t.Errorf("a fork of a machine that streamed says %q, want %q", got, want)
+		t.Errorf("output of a fork of a machine that streamed = %q, want %q", got, want)
 	}
 	gets := store.Gets.Load()
 	second := l.firstExec(t, "second", snp, use, want, stream(l))
 	if more := store.Gets.Load() - gets; more != 0 {
-		t.Errorf("a second restore read %d times from the store", more)
+		t.Errorf("a second restore read %d times from the store, want 0", more)
 	}
 	for _, id := range []hostapi.MachineID{"unknown", "kid", "second"} {
 		destroy(t, id)

@@ -17,7 +17,9 @@ import (
 func secondHost(t *testing.T, a *lab) *lab {
 	t.Helper()
 	dir := a.dir + "-b"
-	if err := errors.Join(os.RemoveAll(dir), os.MkdirAll(dir, 0o711), disk.Clone(filepath.Join(a.dir, "pandastack-guest"), filepath.Join(dir, "pandastack-guest"))); err != nil {
+	const guest = "pandastack-guest"
+	err := errors.Join(os.RemoveAll(dir), os.MkdirAll(dir, 0o711))
+	if err := errors.Join(err, disk.Clone(filepath.Join(a.dir, guest), filepath.Join(dir, guest))); err != nil {
 		t.Fatal(err)
 	}
 	b, err := open(t.Context(), dir, &logger{t})
@@ -32,8 +34,8 @@ func secondHost(t *testing.T, a *lab) *lab {
 	return b
 }
 
-// A machine of host a goes on, and another one begins on host b where it was, from the object store: first
-// while its content is coming, then from a pull. What was in memory and on disk is there.
+// TestForkOnAnotherHost forks a machine of host a to host b through the object store, while its parent continues:
+// first streamed, then downloaded. Memory and disk arrive.
 func TestForkOnAnotherHost(t *testing.T) {
 	a := host(t)
 	b := secondHost(t, a)
@@ -51,7 +53,8 @@ func TestForkOnAnotherHost(t *testing.T) {
 		return p
 	}
 	first := push("movezero") // with the template
-	const change = "head -c 8000000 /dev/urandom > /run/m; head -c 8000000 /dev/urandom > /root/d; sync; cat /run/m /root/d | sha256sum"
+	const change = "head -c 8000000 /dev/urandom > /run/m; head -c 8000000 /dev/urandom > /root/d; sync; " +
+		"cat /run/m /root/d | sha256sum"
 	sum := a.run(t, "mover", change)
 	began := time.Now()
 	second := push("moveone")
@@ -62,22 +65,23 @@ func TestForkOnAnotherHost(t *testing.T) {
 	b.create(t, hostapi.Create{ID: "moved", Snapshot: "moveone"})
 	b.run(t, "moved", "true")
 	t.Logf(
-		"template and first snapshot: %+v; capture and push of a difference: %v, %+v; cross-host fork to first exec: %v",
+		"template and first snapshot: %+v; capture and push of a difference: %v, %+v; "+
+			"cross-host fork to first exec: %v",
 		first,
 		pushed,
 		second,
 		time.Since(began),
 	)
 	if limit := second.Bytes + second.Bytes/5; second.Uploaded > limit {
-		t.Errorf("%d bytes uploaded for %d new ones", second.Uploaded, second.Bytes)
+		t.Errorf("%d bytes uploaded for %d new ones, want at most a fifth more", second.Uploaded, second.Bytes)
 	}
 	if got := b.run(t, "moved", "cat /run/m /root/d | sha256sum"); got != sum {
-		t.Errorf("the other host has %s, want %s", got, sum)
+		t.Errorf("checksum on the other host = %s, want %s", got, sum)
 	}
 	if got := a.run(t, "mover", "cat /run/m /root/d | sha256sum"); got != sum {
-		t.Errorf("the first host has %s, want %s", got, sum)
+		t.Errorf("checksum on the first host = %s, want %s", got, sum)
 	}
-	// It moves: the same machine ends here and goes on there.
+	// The machine moves: it ends on one host and continues on the other.
 	a.run(t, "mover", "echo last > /run/word")
 	push("movetwo")
 	if err := a.Destroy(t.Context(), "mover", "it moves"); err != nil {
@@ -89,7 +93,7 @@ func TestForkOnAnotherHost(t *testing.T) {
 	}
 	b.create(t, hostapi.Create{ID: "mover", Snapshot: "movetwo"})
 	if got := b.run(t, "mover", "cat /run/word; cat /run/m /root/d | sha256sum"); got != "last\n"+sum {
-		t.Errorf("the machine that moved says %q", got)
+		t.Errorf("output of the machine that moved = %q, want its word and checksum", got)
 	}
 	t.Logf("pull and first exec: %v", time.Since(began))
 	for _, id := range []hostapi.SnapshotID{"movezero", "moveone", "movetwo"} {

@@ -155,7 +155,7 @@ const toStderr = "&2"
 
 // programs are the commands that the shell knows.
 var programs = strings.Fields(
-	"[ : bash cat cd chmod chown date echo env exit export false hostname id ls mkdir printf pwd rm sh sleep "+
+	"[ : bash cat cd chmod chown date echo env exit export false hostname id ls mkdir printf pwd rm sh sleep " +
 		"sync test touch true whoami",
 )
 
