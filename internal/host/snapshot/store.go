@@ -275,7 +275,7 @@ func (s *Store) notifyReleased(e *entry) {
 	}
 }
 
-// InUse reports whether a snapshot exists and is not deleted, or has more than refs references.
+// InUse reports whether a snapshot exists and is not deleted, or has more references than refs.
 func (s *Store) InUse(ref Ref, refs int) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

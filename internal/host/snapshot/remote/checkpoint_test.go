@@ -158,8 +158,10 @@ func TestPullWithoutUsableCheckpoint(t *testing.T) {
 		err   string
 	}{
 		"unreachable": {blobtest.Fault{Err: errors.New("gone away")}, "gone away"},
-		"corrupt":     {blobtest.Fault{Corrupt: func(data []byte) []byte { return make([]byte, len(data)) }}, "damaged"},
-		"short":       {blobtest.Fault{Short: 100}, "damaged"},
+		"corrupt": {blobtest.Fault{Corrupt: func(data []byte) []byte {
+			return make([]byte, len(data))
+		}}, "damaged"},
+		"short": {blobtest.Fault{Short: 100}, "damaged"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			faults := blobtest.NewFaulty(blobtest.NewMemory(), nil)
