@@ -9,23 +9,23 @@ import (
 	"unicode/utf8"
 )
 
-// The bounds of what is read from the wire, in bytes where not said otherwise.
+// Bounds of what is read from the wire, in bytes unless stated otherwise.
 const (
-	MaxRequest   = 4 << 20 // one encoded request or answer
+	MaxRequest   = 4 << 20 // one encoded request or response
 	MaxPath      = 4096
 	MaxName      = 256     // user, tag, host name, address, program
 	MaxString    = 1 << 20 // argument or environment variable
 	MaxEntries   = 8192    // arguments, variables
 	MaxContent   = 1 << 20 // one of Identity.Files
 	MaxText      = 512     // error text
-	MaxMetadata  = 4096    // notes of one file, names and values together
-	maxListItems = 64      // name servers, Identity.Files, notes of one file
+	MaxMetadata  = 4096    // metadata of one file, names and values together
+	maxListItems = 64      // name servers, Identity.Files, metadata of one file
 )
 
-// ErrFormat says that bytes from the other end are not what they should be.
+// ErrFormat is the error of bytes from the other end that do not follow the protocol.
 var ErrFormat = errors.New("malformed message")
 
-// buffer appends primitives. Integers are variable length, strings and bytes have their length in front.
+// buffer appends primitives. Integers have variable length; strings and bytes follow their length.
 type buffer []byte
 
 func (b *buffer) u8(v uint8)    { *b = append(*b, v) }
@@ -73,7 +73,7 @@ func (b *buffer) time(t time.Time) {
 	}
 }
 
-// parser takes primitives off a message. After the first fault it answers zero values only.
+// parser reads primitives from a message. After the first fault it returns only zero values.
 type parser struct {
 	b   []byte
 	bad bool
@@ -81,7 +81,7 @@ type parser struct {
 
 func (p *parser) fail() { p.bad, p.b = true, nil }
 
-// end answers whether the whole message was read, and nothing but it.
+// end returns ErrFormat unless the message was read without a fault and to its end.
 func (p *parser) end() error {
 	if p.bad || len(p.b) > 0 {
 		return ErrFormat
@@ -128,7 +128,7 @@ func (p *parser) int() int64 {
 	return v
 }
 
-// count is an int64 that is not negative.
+// count reads an int64 that must not be negative.
 func (p *parser) count() int64 {
 	v := p.int()
 	if v < 0 {
@@ -146,7 +146,7 @@ func (p *parser) bool() bool {
 	return v == 1
 }
 
-// raw is valid as long as the message is.
+// raw reads bytes, which are valid as long as the message is.
 func (p *parser) raw(limit int) []byte {
 	n := p.uintMax(uint64(limit))
 	if n > uint64(len(p.b)) {
@@ -160,10 +160,10 @@ func (p *parser) raw(limit int) []byte {
 
 func (p *parser) str(limit int) string { return string(p.raw(limit)) }
 
-// utf8 is a string from a guest that people will see: what is no UTF-8 is replaced.
+// utf8 reads a string of a guest that people will see: invalid UTF-8 is replaced.
 func (p *parser) utf8(limit int) string { return strings.ToValidUTF8(p.str(limit), "\uFFFD") }
 
-// text is a string from a guest of one printable line.
+// text reads a string of a guest as one printable line.
 func (p *parser) text(limit int) string { return Printable(p.str(limit)) }
 
 func (p *parser) strs(entries, limit int) []string {
@@ -188,7 +188,7 @@ func (p *parser) env() map[string]string {
 	return v
 }
 
-// metadata are the metadata of a file, from a guest or for one.
+// metadata reads the metadata of a file, from a guest or for one.
 func (p *parser) metadata() map[string]string {
 	n := p.uintMax(maxListItems)
 	if n == 0 {
@@ -197,7 +197,7 @@ func (p *parser) metadata() map[string]string {
 	v, total := make(map[string]string), 0
 	for ; n > 0 && !p.bad; n-- {
 		k, s := p.utf8(MaxMetadata), p.utf8(MaxMetadata)
-		if total += len(k) + len(s); total > 2*MaxMetadata { // what was no UTF-8 grew
+		if total += len(k) + len(s); total > 2*MaxMetadata { // replacing invalid UTF-8 made it longer
 			p.fail()
 			return nil
 		}

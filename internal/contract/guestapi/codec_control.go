@@ -10,7 +10,7 @@ func AppendPort(b []byte, t *Port) []byte {
 	return w
 }
 
-// ParsePorts decodes a row of what AppendPort wrote, at most limit.
+// ParsePorts decodes a sequence of ports that AppendPort encoded, at most limit.
 func ParsePorts(b []byte, limit int) ([]Port, error) {
 	p := parser{b: b}
 	var all []Port
@@ -31,7 +31,7 @@ func AppendDial(b []byte, port uint16) []byte {
 	return w
 }
 
-// ParseDial decodes what AppendDial wrote.
+// ParseDial decodes a request that AppendDial encoded.
 func ParseDial(b []byte) (uint16, error) {
 	p := parser{b: b}
 	port := uint16(p.uintMax(1<<16 - 1))
@@ -45,7 +45,7 @@ func AppendFreeze(b []byte, sync bool) []byte {
 	return w
 }
 
-// ParseFreeze decodes what AppendFreeze wrote.
+// ParseFreeze decodes a request that AppendFreeze encoded.
 func ParseFreeze(b []byte) (sync bool, err error) {
 	p := parser{b: b}
 	sync = p.bool()
@@ -75,7 +75,7 @@ func AppendIdentity(b []byte, i *Identity) []byte {
 		w.str(path)
 		w.bytes(content)
 	}
-	if len(i.Mounts) == 0 { // agents in older snapshots do not know of mounts
+	if len(i.Mounts) == 0 { // agents in older snapshots cannot decode mounts
 		return w
 	}
 	w.uint(uint64(len(i.Mounts)))
@@ -87,7 +87,7 @@ func AppendIdentity(b []byte, i *Identity) []byte {
 	return w
 }
 
-// ParseIdentity decodes what AppendIdentity wrote.
+// ParseIdentity decodes an identity that AppendIdentity encoded.
 func ParseIdentity(b []byte) (Identity, error) {
 	p := parser{b: b}
 	i := Identity{MachineID: p.str(MaxName), Hostname: p.str(MaxName), Generation: p.uint(), Time: p.time(),
@@ -126,7 +126,7 @@ func AppendStats(b []byte, s *Stats) []byte {
 	return w
 }
 
-// ParseStats decodes what AppendStats wrote. Load is kept to a hundredth.
+// ParseStats decodes statistics that AppendStats encoded. The load has a precision of a hundredth.
 func ParseStats(b []byte) (Stats, error) {
 	p := parser{b: b}
 	s := Stats{MemTotal: p.count(), MemAvailable: p.count(), MemCached: p.count(), DiskTotal: p.count(),

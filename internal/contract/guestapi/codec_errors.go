@@ -9,12 +9,13 @@ import (
 var errorCodes = []error{nil, ErrInternal, ErrInvalid, ErrNotFound, ErrExists, ErrPermission, ErrNotDir, ErrIsDir,
 	ErrNoSpace, ErrBusy, ErrRefused, ErrLost, context.Canceled, context.DeadlineExceeded}
 
-// Error is an answer of the guest: one of the errors of this package, and the guest's own words.
+// Error is an error that a guest returned: one of the errors of this package, and the guest's text.
 type Error struct {
 	Kind error
 	Text string
 }
 
+// Error returns the guest's text, or the text of Kind if there is none.
 func (e *Error) Error() string {
 	if e.Text == "" {
 		return e.Kind.Error()
@@ -22,9 +23,10 @@ func (e *Error) Error() string {
 	return e.Text
 }
 
+// Unwrap returns Kind.
 func (e *Error) Unwrap() error { return e.Kind }
 
-// ErrorCode is the number of err on the wire: 0 for nil, 1 (ErrInternal) for what has no number.
+// ErrorCode returns the number of err on the wire: 0 for nil, 1 (ErrInternal) for an unknown error.
 func ErrorCode(err error) uint8 {
 	if err == nil {
 		return 0
@@ -37,7 +39,7 @@ func ErrorCode(err error) uint8 {
 	return 1
 }
 
-// CodeError is the error of a number and a text from the wire; nil for 0.
+// CodeError returns the error of a number and a text from the wire; nil for 0.
 func CodeError(code uint8, text string) error {
 	if code == 0 {
 		return nil
@@ -48,7 +50,7 @@ func CodeError(code uint8, text string) error {
 	return &Error{errorCodes[code], Printable(text)}
 }
 
-// AppendStatus begins an answer: success, or what went wrong.
+// AppendStatus encodes the beginning of a response: success, or an error.
 func AppendStatus(b []byte, err error) []byte {
 	w := buffer(b)
 	w.u8(ErrorCode(err))
@@ -59,7 +61,7 @@ func AppendStatus(b []byte, err error) []byte {
 	return w
 }
 
-// ParseStatus splits an answer into its body and the error it says.
+// ParseStatus splits a response into its body and its error.
 func ParseStatus(b []byte) (body []byte, err error) {
 	p := parser{b: b}
 	code := p.u8()

@@ -1,6 +1,6 @@
 package guestapi
 
-// FileRequest is every question about files on the wire; each uses the fields it needs.
+// FileRequest is any request about files on the wire. Each operation uses the fields it needs.
 type FileRequest struct {
 	Path, To, User string
 	Recursive      bool
@@ -27,7 +27,7 @@ func AppendFileRequest(b []byte, r *FileRequest) []byte {
 	return w
 }
 
-// ParseFileRequest decodes what AppendFileRequest wrote.
+// ParseFileRequest decodes a request that AppendFileRequest encoded.
 func ParseFileRequest(b []byte) (FileRequest, error) {
 	p := parser{b: b}
 	r := FileRequest{
@@ -69,7 +69,7 @@ func (p *parser) fileInfo() FileInfo {
 	return i
 }
 
-// ParseFileInfo decodes what AppendFileInfo wrote.
+// ParseFileInfo decodes one file that AppendFileInfo encoded.
 func ParseFileInfo(b []byte) (FileInfo, error) {
 	p := parser{b: b}
 	i := p.fileInfo()
@@ -79,7 +79,7 @@ func ParseFileInfo(b []byte) (FileInfo, error) {
 	return i, nil
 }
 
-// ParseFileInfos decodes a row of what AppendFileInfo wrote, at most limit.
+// ParseFileInfos decodes a sequence of files that AppendFileInfo encoded, at most limit.
 func ParseFileInfos(b []byte, limit int) ([]FileInfo, error) {
 	p := parser{b: b}
 	var all []FileInfo
@@ -100,7 +100,7 @@ func AppendFileEvent(b []byte, e *FileEvent) []byte {
 	return w
 }
 
-// ParseFileEvent decodes what AppendFileEvent wrote.
+// ParseFileEvent decodes an event that AppendFileEvent encoded.
 func ParseFileEvent(b []byte) (FileEvent, error) {
 	p := parser{b: b}
 	e := FileEvent{Op: FileOp(p.u8()), Path: p.utf8(2 * MaxPath)}

@@ -33,7 +33,7 @@ func AppendProcessSpec(b []byte, s *ProcessSpec) []byte {
 	return w
 }
 
-// ParseProcessSpec decodes what AppendProcessSpec wrote.
+// ParseProcessSpec decodes a program that AppendProcessSpec encoded.
 func ParseProcessSpec(b []byte) (ProcessSpec, error) {
 	p := parser{b: b}
 	s := ProcessSpec{
@@ -44,7 +44,7 @@ func ParseProcessSpec(b []byte) (ProcessSpec, error) {
 	return s, p.end()
 }
 
-// ProcessRequest is Attach, Signal and Resize on the wire.
+// ProcessRequest is a request to attach to a process, signal it or resize its terminal, on the wire.
 type ProcessRequest struct {
 	Ref    ProcessRef
 	From   Offsets
@@ -67,7 +67,7 @@ func AppendProcessRequest(b []byte, r *ProcessRequest) []byte {
 	return w
 }
 
-// ParseProcessRequest decodes what AppendProcessRequest wrote.
+// ParseProcessRequest decodes a request that AppendProcessRequest encoded.
 func ParseProcessRequest(b []byte) (ProcessRequest, error) {
 	p := parser{b: b}
 	r := ProcessRequest{
@@ -81,7 +81,7 @@ func ParseProcessRequest(b []byte) (ProcessRequest, error) {
 	return r, p.end()
 }
 
-// Bits of the byte that says why a process was killed.
+// Bits of the byte with the reason why a process was killed.
 const (
 	exitTimedOut    = 1
 	exitOutOfMemory = 2
@@ -121,7 +121,7 @@ func (p *parser) exit() *Exit {
 	return e
 }
 
-// small is a number of at most 15 bits.
+// small reads a number of at most 15 bits.
 func (p *parser) small() int64 {
 	v := p.int()
 	if v < 0 || v >= 1<<15 {
@@ -147,7 +147,7 @@ func AppendProcessInfo(b []byte, i *ProcessInfo) []byte {
 	return w
 }
 
-// ParseProcessInfos decodes a row of what AppendProcessInfo wrote, at most limit.
+// ParseProcessInfos decodes a sequence of processes that AppendProcessInfo encoded, at most limit.
 func ParseProcessInfos(b []byte, limit int) ([]ProcessInfo, error) {
 	p := parser{b: b}
 	var all []ProcessInfo
@@ -177,9 +177,8 @@ func (p *parser) processInfo() ProcessInfo {
 	return i
 }
 
-const (
-	eventExit = 0
-)
+// eventExit is the first byte of an exit; other events begin with their Stream.
+const eventExit = 0
 
 // AppendEvent encodes e.
 func AppendEvent(b []byte, e *Event) []byte {
@@ -194,7 +193,7 @@ func AppendEvent(b []byte, e *Event) []byte {
 	return append(w, e.Data...)
 }
 
-// ParseEvent decodes what AppendEvent wrote. Data is part of b.
+// ParseEvent decodes an event that AppendEvent encoded. Data shares the memory of b.
 func ParseEvent(b []byte) (Event, error) {
 	p := parser{b: b}
 	switch kind := p.u8(); {
@@ -217,14 +216,14 @@ func ParseEvent(b []byte) (Event, error) {
 	return Event{}, ErrFormat
 }
 
-// AppendPID encodes the answer to Start and Attach.
+// AppendPID encodes the first response to Start and Attach.
 func AppendPID(b []byte, pid uint32) []byte {
 	w := buffer(b)
 	w.uint(uint64(pid))
 	return w
 }
 
-// ParsePID decodes what AppendPID wrote.
+// ParsePID decodes a response that AppendPID encoded.
 func ParsePID(b []byte) (uint32, error) {
 	p := parser{b: b}
 	pid := uint32(p.uintMax(1<<32 - 1))

@@ -67,15 +67,15 @@ var (
 	}
 )
 
-// checkRoundTrip compares what was decoded with what was encoded.
+// checkRoundTrip fails unless a message decodes to the value that was encoded.
 func checkRoundTrip[T any](t *testing.T, got T, err error, want T) {
 	t.Helper()
 	if err != nil || !reflect.DeepEqual(got, want) {
-		t.Errorf("got %+v, %v\nwant %+v", got, err, want)
+		t.Errorf("decoded %+v, %v\nwant %+v", got, err, want)
 	}
 }
 
-func TestEveryMessageComesBack(t *testing.T) {
+func TestRoundTrip(t *testing.T) {
 	for _, s := range []ProcessSpec{spec, {Shell: "true", Login: true}} {
 		got, err := ParseProcessSpec(AppendProcessSpec(nil, &s))
 		checkRoundTrip(t, got, err, s)
@@ -138,65 +138,67 @@ func TestRequestsAndStatus(t *testing.T) {
 	b := AppendRequest(nil, OpRead, []byte("body"))
 	op, body, missing, err := ParseRequest(b[:7])
 	if op != OpRead || string(body) != "bo" || missing != 2 || err != nil {
-		t.Errorf("got %v %q %d %v", op, body, missing, err)
+		t.Errorf("ParseRequest() = %v, %q, %d, %v, want OpRead, bo, 2 missing", op, body, missing, err)
 	}
 	for _, bad := range [][]byte{nil, {1}, append(b, 0), {1, 255, 255, 255, 255}} {
 		if _, _, _, err := ParseRequest(bad); !errors.Is(err, ErrFormat) {
-			t.Errorf("%v: %v", bad, err)
+			t.Errorf("ParseRequest(%v) = %v, want %v", bad, err, ErrFormat)
 		}
 	}
 	if body, err := ParseStatus(append(AppendStatus(nil, nil), "rest"...)); string(body) != "rest" || err != nil {
-		t.Errorf("success: %q, %v", body, err)
+		t.Errorf("ParseStatus(success) = %q, %v, want rest", body, err)
 	}
-	for _, kind := range []error{ErrInternal, ErrInvalid, ErrNotFound, ErrExists, ErrPermission, ErrNotDir, ErrIsDir, ErrNoSpace,
-		ErrBusy, ErrRefused, ErrLost, context.Canceled, context.DeadlineExceeded} {
+	for _, kind := range []error{ErrInternal, ErrInvalid, ErrNotFound, ErrExists, ErrPermission, ErrNotDir, ErrIsDir,
+		ErrNoSpace, ErrBusy, ErrRefused, ErrLost, context.Canceled, context.DeadlineExceeded} {
 		_, err := ParseStatus(AppendStatus(nil, kind))
 		if !errors.Is(err, kind) || err.Error() != kind.Error() {
-			t.Errorf("%v came back as %v", kind, err)
+			t.Errorf("ParseStatus(AppendStatus(%v)) = %v, want the same error", kind, err)
 		}
 	}
-	if _, err := ParseStatus(AppendStatus(nil, errors.New("strange\x1b[31m"+strings.Repeat("x", 5000)))); !errors.Is(
-		err,
-		ErrInternal,
-	) ||
-		len(err.Error()) > MaxText ||
+	unknown := errors.New("unknown\x1b[31m" + strings.Repeat("x", 5000))
+	if _, err := ParseStatus(AppendStatus(nil, unknown)); !errors.Is(err, ErrInternal) || len(err.Error()) > MaxText ||
 		strings.ContainsRune(err.Error(), 0x1b) {
-		t.Errorf("a strange error came back as %q", err)
+		t.Errorf("ParseStatus(unknown error) = %q, want ErrInternal with at most %d printable bytes", err, MaxText)
 	}
 }
 
-// TestGuestWordsAreClean: what people see is printable UTF-8, whatever the guest sends.
-func TestGuestWordsAreClean(t *testing.T) {
+// Text that people see is printable UTF-8, whatever the guest sends.
+func TestGuestTextIsPrintable(t *testing.T) {
 	bad := "a\x1b]0;x\x07\xff\n"
 	f := file
 	f.User, f.Name = bad, bad
 	got, err := ParseFileInfo(AppendFileInfo(nil, &f))
 	if err != nil || strings.ContainsAny(got.User, "\x1b\x07\n") || !utf8.ValidString(got.User) ||
 		!utf8.ValidString(got.Name) {
-		t.Errorf("got %q, %q, %v", got.User, got.Name, err)
+		t.Errorf("ParseFileInfo() = user %q, name %q, %v, want printable text", got.User, got.Name, err)
 	}
 	if p := Printable(strings.Repeat("ü", MaxText)); len(p) > MaxText || !utf8.ValidString(p) {
-		t.Errorf("%d bytes, valid %v", len(p), utf8.ValidString(p))
+		t.Errorf(
+			"Printable() = %d bytes, valid UTF-8 %v, want at most %d valid bytes",
+			len(p),
+			utf8.ValidString(p),
+			MaxText,
+		)
 	}
 }
 
-func TestBoundsHold(t *testing.T) {
+func TestLimits(t *testing.T) {
 	if _, err := ParseFileInfos(AppendFileInfo(AppendFileInfo(nil, &file), &file), 1); !errors.Is(err, ErrFormat) {
-		t.Errorf("too many entries: %v", err)
+		t.Errorf("ParseFileInfos(two entries, limit 1) = %v, want %v", err, ErrFormat)
 	}
 	long := spec
 	long.Tag = strings.Repeat("x", MaxName+1)
 	if _, err := ParseProcessSpec(AppendProcessSpec(nil, &long)); !errors.Is(err, ErrFormat) {
-		t.Errorf("long tag: %v", err)
+		t.Errorf("ParseProcessSpec(long tag) = %v, want %v", err, ErrFormat)
 	}
 	negative := spec
 	negative.Timeout = -1
 	if _, err := ParseProcessSpec(AppendProcessSpec(nil, &negative)); !errors.Is(err, ErrFormat) {
-		t.Errorf("negative timeout: %v", err)
+		t.Errorf("ParseProcessSpec(negative timeout) = %v, want %v", err, ErrFormat)
 	}
 }
 
-// FuzzParsers: no bytes make a parser panic or answer more than they can hold.
+// No bytes make a parser panic or return more than they can hold.
 func FuzzParsers(f *testing.F) {
 	f.Add(AppendProcessSpec(nil, &spec))
 	f.Add(AppendProcessInfo(nil, &info))
@@ -209,13 +211,13 @@ func FuzzParsers(f *testing.F) {
 		_, _ = ParseProcessSpec(b)
 		_, _ = ParseProcessRequest(b)
 		if all, err := ParseProcessInfos(b, 1000); err == nil && len(all) > len(b) {
-			t.Errorf("%d processes in %d bytes", len(all), len(b))
+			t.Errorf("ParseProcessInfos() = %d processes of %d bytes, want at most as many", len(all), len(b))
 		}
 		_, _ = ParseEvent(b)
 		_, _ = ParsePID(b)
 		_, _ = ParseFileRequest(b)
 		if i, err := ParseFileInfo(b); err == nil && (!utf8.ValidString(i.Path) || i.Size < 0) {
-			t.Errorf("got %+v", i)
+			t.Errorf("ParseFileInfo() = %+v, want valid UTF-8 and no negative size", i)
 		}
 		_, _ = ParseFileInfos(b, 1000)
 		_, _ = ParseFileEvent(b)

@@ -2,8 +2,8 @@ package guestapi
 
 import "errors"
 
-// What a guest may answer, to be compared with errors.Is. The text that comes with it is the guest's and
-// is bounded and printable.
+// The errors that a guest may return, to be compared with errors.Is. Their text is the guest's, bounded and
+// printable.
 var (
 	ErrInvalid    = errors.New("invalid request")
 	ErrNotFound   = errors.New("not found")
@@ -15,6 +15,6 @@ var (
 	ErrBusy       = errors.New("too many at once")
 	ErrRefused    = errors.New("connection refused in the sandbox")
 	ErrInternal   = errors.New("guest agent failed")
-	// ErrLost says that the channel ended: the machine died, was paused for good, or was restored anew.
+	// ErrLost means that the channel ended: the machine died, was hibernated, or was restored.
 	ErrLost = errors.New("guest channel was lost")
 )

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// WaitForRootArgument is a word on the kernel's command line that makes the guest agent wait for its root.
+// WaitForRootArgument on the kernel's command line makes the guest agent wait for its root.
 //
 // The agent then boots as far as it can without a root file system. A machine restored from a capture of it mounts
 // the root that its own disk holds at the first Restore after a Freeze. Until then the agent serves only Freeze,
@@ -188,7 +188,7 @@ type FileInfo struct {
 
 // WriteOptions of a file to write.
 type WriteOptions struct {
-	User string // owner of what is made
+	User string // owner of the file and of parents that are made
 	Mode uint32 // 0: 0644, or what the file has
 	Size int64  // bytes to come if known, else -1
 	// Metadata is kept with the file, in its extended attributes user.e2b.<name>. A write replaces all of it. It
@@ -273,7 +273,7 @@ type Stats struct {
 	Time                              time.Time
 }
 
-// Backend is what the guest's end of the protocol serves: a Guest, and what only the host agent may request.
+// Backend is what the guest's end of the protocol serves: a Guest, and the request to restore it.
 type Backend interface {
 	Guest
 	// Restore makes the machine the one of id: entropy, clock, host name, machine id, network; then its workload

@@ -18,7 +18,7 @@ type Guest interface {
 	Signal(ctx context.Context, ref guestapi.ProcessRef, signal int, group bool) error
 }
 
-// FromNow are the offsets behind all output so far: Attach then delivers only what is printed from now on.
+// FromNow are the offsets behind all output so far, to attach to what is printed from now on.
 var FromNow = guestapi.Offsets{Stdout: math.MaxInt64, Stderr: math.MaxInt64, PTY: math.MaxInt64}
 
 // Sink receives what a process does. Every function is optional; an error of any of them ends the reading.

@@ -242,7 +242,7 @@ func TestRunReturnsFailureToStart(t *testing.T) {
 	g := &scriptedGuest{process: newProcess(), startErr: guestapi.ErrNotFound}
 	got, err := guestexec.Run(t.Context(), g, guestexec.Command{}, guestexec.Limits{})
 	if !errors.Is(err, guestapi.ErrNotFound) || got.PID != 0 || len(g.sent()) > 0 {
-		t.Errorf("Run() = %+v, %v with the signals %v, want only the error %v", got, err, g.sent(), guestapi.ErrNotFound)
+		t.Errorf("Run() = %+v, %v, signals %v, want only the error %v", got, err, g.sent(), guestapi.ErrNotFound)
 	}
 }
 
@@ -263,7 +263,7 @@ func TestLines(t *testing.T) {
 	}
 }
 
-// The rest holds against the guest agent itself, as a plain process of this machine.
+// newAgent returns the guest agent itself, as a plain process of this machine.
 func newAgent(t *testing.T) guestapi.Guest {
 	t.Helper()
 	b := agent.New(agent.Config{Reaper: process.NewReaper(false)})

@@ -61,7 +61,7 @@ func Stream(ctx context.Context, g Guest, cmd Command, sink Sink) (Status, error
 		_ = Signal(ctx, g, guestapi.ProcessRef{PID: st.PID}, int(syscall.SIGKILL))
 	}
 	in.cancel(errExited)
-	_ = p.Close() // the process has ended; closing frees a writer whose input nobody reads
+	_ = p.Close() // the process has ended; closing frees a writer whose input is no longer read
 	st.InputErr = <-in.done
 	st.Took = time.Since(began)
 	return st, err

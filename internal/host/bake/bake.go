@@ -21,24 +21,24 @@ const (
 	workSuffix    = ".work"
 	newSuffix     = ".new"
 	imageSuffix   = ".ext4"
-	dataSeparator = "~" // before the name of a data disk; in no name of a template
+	dataSeparator = "~" // separates the name of a data disk; never in the name of a template
 )
 
-// How long a guest may take: translated code runs about ten times slower than native, and the host may
-// be busy with other bakes.
+// Timeouts of the guest. Translated code runs about ten times slower than native, and the host may be busy with
+// other bakes.
 const (
 	readyTimeout   = 3 * time.Minute
 	commandTimeout = 10 * time.Minute
 	readyInterval  = 200 * time.Millisecond
-	// startPause is how long a start command without a ready check must not have failed.
+	// startGrace is how long a start command without a ready check must run without failing.
 	startGrace = 2 * time.Second
 )
 
-// run bakes one job to its end.
+// run bakes one job until it ends.
 func (b *Baker) run(ctx context.Context, j *job) {
 	ctx, cancel := j.start(ctx)
 	defer cancel(nil)
-	b.cfg.Log.Info("bake begins", "template", j.recipe.Name)
+	b.cfg.Log.Info("bake started", "template", j.recipe.Name)
 	began := now()
 	err := b.bake(ctx, j)
 	if err != nil && context.Cause(ctx) != nil && !errors.Is(err, context.Cause(ctx)) {
@@ -87,12 +87,14 @@ func (b *Baker) bake(ctx context.Context, j *job) (err error) {
 	return b.discardMachine(ctx, j, id, "the template is baked")
 }
 
-// discardMachine ends the machine that a template was captured from. What both shared is the template's own from then on.
+// discardMachine destroys the machine that a template was captured from. Blocks that both shared then count as the
+// template's own.
 func (b *Baker) discardMachine(ctx context.Context, j *job, id hostapi.MachineID, why string) error {
 	if err := b.cfg.Machines.Destroy(ctx, id, why); err != nil {
 		return err
 	}
-	if snap, ok := b.newest(j.recipe, ""); ok { // a recipe's disk is shared with its root image, whose size is not told
+	// A recipe's disk shares blocks with its root image, whose size is not measured.
+	if snap, ok := b.newest(j.recipe, ""); ok {
 		if err := b.cfg.Store.UpdateSize(snap.Ref, max(snap.Bytes, j.minBytes)); err != nil {
 			return err
 		}
@@ -107,7 +109,7 @@ func (b *Baker) stepDone(step string) error {
 	return b.cfg.OnStep(step)
 }
 
-// bootImage boots copies of the images that the recipe names or builds.
+// bootImage boots copies of the images that the recipe builds, or of the disks that it was published from.
 func (b *Baker) bootImage(ctx context.Context, j *job, back *cleanup.Stack, id hostapi.MachineID) error {
 	if j.recipe.disk == nil {
 		image, err := b.ensureImage(ctx, j)
@@ -123,13 +125,13 @@ func (b *Baker) bootImage(ctx context.Context, j *job, back *cleanup.Stack, id h
 	return errors.Join(b.boot(ctx, j, back, id, from), release())
 }
 
-// ensureImage answers the path of the root image, built if there is none of this digest.
+// ensureImage returns the path of the root image of this digest and builds the image if it does not exist.
 func (b *Baker) ensureImage(ctx context.Context, j *job) (string, error) {
 	r := j.recipe
 	name := fmt.Sprintf("%s-%.16s", r.Name, r.Digest)
 	path := b.imagePath(r)
 	if _, err := os.Stat(path); err == nil && !j.force {
-		j.log("the root image is there already")
+		j.log("using the existing root image")
 		return path, nil
 	}
 	work, fresh := filepath.Join(b.cfg.Dir, name+workSuffix), path+newSuffix
@@ -149,7 +151,7 @@ func (b *Baker) ensureImage(ctx context.Context, j *job) (string, error) {
 	return path, errors.Join(b.dropOldImages(r, path), b.stepDone("image"))
 }
 
-// rename gives images their names, the root image its own last: where that is, they all are.
+// rename gives the images their final names. The root image is last: if it exists, all do.
 func (r Recipe) rename(from, to string) error {
 	for _, d := range r.Disks {
 		if err := durable.Rename(DataImage(from, d.Name), DataImage(to, d.Name)); err != nil {
@@ -159,7 +161,7 @@ func (r Recipe) rename(from, to string) error {
 	return durable.Rename(from, to)
 }
 
-// dropImages removes images that may be there.
+// dropImages removes the images that exist.
 func (r Recipe) dropImages(path string) error {
 	err := os.RemoveAll(path)
 	for _, d := range r.Disks {
@@ -168,12 +170,12 @@ func (r Recipe) dropImages(path string) error {
 	return err
 }
 
-// imagePath is where the root image of a recipe is kept.
+// imagePath returns the path of the root image of a recipe.
 func (b *Baker) imagePath(r Recipe) string {
 	return filepath.Join(b.cfg.Dir, fmt.Sprintf("%s-%.16s", r.Name, r.Digest)+imageSuffix)
 }
 
-// dropOldImages removes images of a template's earlier digests.
+// dropOldImages removes the images of a template's earlier digests.
 func (b *Baker) dropOldImages(r Recipe, keep string) error {
 	list, err := filepath.Glob(filepath.Join(b.cfg.Dir, string(r.Name)+"-*"))
 	if err != nil {
@@ -189,11 +191,11 @@ func (b *Baker) dropOldImages(r Recipe, keep string) error {
 	return err
 }
 
-// boot starts the machine to be captured and waits until it can be used.
+// boot boots the machine to be captured and waits until it is ready.
 func (b *Baker) boot(ctx context.Context, j *job, back *cleanup.Stack, id hostapi.MachineID, from images) error {
 	j.step("boot")
 	r := j.recipe
-	if err := b.cfg.Machines.Destroy(ctx, id, "left of an earlier bake"); err != nil {
+	if err := b.cfg.Machines.Destroy(ctx, id, "left by an earlier bake"); err != nil {
 		return err
 	}
 	mc, err := b.bootFromPreMount(ctx, j, machine.Boot{
@@ -220,7 +222,7 @@ func (b *Baker) boot(ctx context.Context, j *job, back *cleanup.Stack, id hostap
 	return b.stepDone("ready")
 }
 
-// warmUp runs what the recipe wants to be hot when a machine is restored.
+// warmUp runs the warm-up commands, whose effects every restored machine has in memory.
 func (b *Baker) warmUp(ctx context.Context, j *job, id hostapi.MachineID) error {
 	if err := b.scrubMemory(ctx, j, id); err != nil {
 		return err
@@ -241,8 +243,7 @@ func (b *Baker) warmUp(ctx context.Context, j *job, id hostapi.MachineID) error 
 	return b.stepDone("warm")
 }
 
-// capture puts the warm machine into the store as the template's newest generation, and takes the
-// others from the list.
+// capture stores the warmed-up machine as the template's newest generation and deletes the others.
 func (b *Baker) capture(
 	ctx context.Context,
 	j *job,
@@ -259,7 +260,7 @@ func (b *Baker) capture(
 		s.Machine, s.Hostname, s.Env, s.Digest, s.Base = "", "", r.Env, generation, ""
 		s.Labels = r.labels()
 		if i := slices.IndexFunc(old, func(o snapshot.Snapshot) bool { return o.Ref == j.recapture }); i >= 0 {
-			s.Created = old[i].Created // what is rehearsed has nothing new in it: what was built on it holds
+			s.Created = old[i].Created // a JIT warm-up changes no content: builds on the template stay valid
 		}
 	}, finish)
 	if err != nil {

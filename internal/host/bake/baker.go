@@ -22,7 +22,7 @@ import (
 // Area of the snapshot store that holds baked templates, by name and generation.
 const Area = "templates"
 
-// Machines makes, asks and ends the machine that a template is captured from.
+// Machines creates, uses and destroys the machines that templates are captured from.
 type Machines interface {
 	Boot(ctx context.Context, req machine.Boot) (hostapi.Machine, error)
 	Guest(ctx context.Context, id hostapi.MachineID) (guestapi.Guest, error)
@@ -31,40 +31,40 @@ type Machines interface {
 	Destroy(ctx context.Context, id hostapi.MachineID, cause string) error
 	// CreateEphemeral restores a machine that is in no list.
 	CreateEphemeral(ctx context.Context, id hostapi.MachineID, from snapshot.Ref) (hostapi.Machine, error)
-	// Hibernate and Wake take a machine to disk and back; Rehearsed says that its guest did what those of its
-	// next snapshot will do first. They are used with Config.Rehearse alone, and so is Scratch.
+	// Hibernate and Wake move a machine to disk and back. MarkWarmedUp declares that its guest has done what the
+	// machines of its next snapshot will do first. They and CreateEphemeral are used only with Config.JITWarmup.
 	Hibernate(ctx context.Context, id hostapi.MachineID) error
 	Wake(ctx context.Context, id hostapi.MachineID) (hostapi.Machine, error)
 	MarkWarmedUp(ctx context.Context, id hostapi.MachineID) error
 }
 
-// Config is what a Baker works with. All but Log, OnStep, Share and PunchPages is required.
+// Config is the configuration of a Baker. All but Log, OnStep, Share and PunchPages is required.
 type Config struct {
-	// Dir holds finished images of disks, on the file system of the snapshots.
+	// Dir holds finished disk images, on the file system of the snapshots.
 	Dir      string
 	Recipes  []Recipe
 	Machines Machines
 	Store    *snapshot.Store
-	// Platform names what boots and runs guests here: kernel, guest agent, monitor. A template that was
-	// baked on another is baked again.
+	// Platform identifies the kernel, guest agent and monitor of this host. A template that was baked on another
+	// platform is baked again.
 	Platform func(ctx context.Context) (string, error)
-	// Rewrite copies a disk image into few extents, so that clones of it are cheap.
+	// Rewrite copies a disk image into few extents, which makes clones of it cheap.
 	Rewrite func(ctx context.Context, src, dst string) error
-	// Share makes a file use the blocks that known files have for the same content, and PunchPages turns its
-	// pages of zeros into holes; each answers how many bytes. nil: not done.
+	// Share makes a file use the blocks of known files with the same content, and PunchPages turns its pages of
+	// zeros into holes; each returns the number of bytes. nil: skipped.
 	Share      func(ctx context.Context, path string, known []string) (int64, error)
 	PunchPages func(ctx context.Context, path string) (int64, error)
-	// JITWarmup: before a template is captured its machine is restored once and does what a restored one does
-	// first. It is of use where monitors learn from that (vmm.Capabilities.Rehearse).
+	// JITWarmup restores a template's machine once before the capture and lets it do what a restored machine does
+	// first. It helps with monitors whose checkpoints keep translated code.
 	JITWarmup bool
-	// IsWarmedUp tells whether machines of a snapshot begin with what was learnt so; required with Rehearse.
+	// IsWarmedUp reports whether machines of a snapshot start with a JIT warm-up; required with JITWarmup.
 	IsWarmedUp func(snapshot.Snapshot) (bool, error)
-	// QuietPeriod is how long nothing may have been published before what was published is rehearsed; default 5 s.
+	// QuietPeriod is how long after the last publication its JIT warm-up starts; default 5 s.
 	QuietPeriod time.Duration
 	// Clone copies a file so that both share its blocks.
 	Clone func(src, dst string) error
 	Log   *slog.Logger
-	// OnStep, for tests, is called after every step; an error fails the bake there.
+	// OnStep is called after every step, for tests; an error fails the bake there.
 	OnStep func(step string) error
 }
 
@@ -75,23 +75,23 @@ type Baker struct {
 	aliases map[hostapi.TemplateName]hostapi.TemplateName
 	jobs    chan *job
 
-	preMountLock     chan struct{} // holds one while a ground is looked for or made
-	publicationEnded chan struct{} // a publication ended
+	preMountLock     chan struct{} // holds a token while a pre-mount snapshot is looked up or made
+	publicationEnded chan struct{} // receives when a publication has ended
 
 	mu         sync.Mutex
 	latest     map[hostapi.TemplateName]*job
-	warmupDue  map[hostapi.TemplateName]bool // published, and to be rehearsed; guarded by mu
-	publishing int                           // publications under way; guarded by mu
+	warmupDue  map[hostapi.TemplateName]bool // published and waiting for a JIT warm-up; guarded by mu
+	publishing int                           // publications in progress; guarded by mu
 }
 
-// New makes a baker. It touches nothing.
+// New returns a baker. It touches no file.
 func New(cfg Config) (*Baker, error) {
 	if cfg.Dir == "" || cfg.Machines == nil || cfg.Store == nil || cfg.Platform == nil || cfg.Rewrite == nil ||
 		cfg.Clone == nil {
 		return nil, errors.New("bake: directory, machines, store, platform, rewrite and clone are required")
 	}
 	if cfg.JITWarmup && cfg.IsWarmedUp == nil {
-		return nil, errors.New("bake: rehearse needs remembers")
+		return nil, errors.New("bake: JITWarmup requires IsWarmedUp")
 	}
 	cfg.QuietPeriod = cmp.Or(cfg.QuietPeriod, 5*time.Second)
 	if cfg.Log == nil {
@@ -99,7 +99,10 @@ func New(cfg Config) (*Baker, error) {
 	}
 	b := &Baker{cfg: cfg, recipes: map[hostapi.TemplateName]Recipe{},
 		aliases: map[hostapi.TemplateName]hostapi.TemplateName{}, jobs: make(chan *job), latest: map[hostapi.TemplateName]*job{},
-		preMountLock: make(chan struct{}, 1), publicationEnded: make(chan struct{}, 1), warmupDue: map[hostapi.TemplateName]bool{}}
+		preMountLock: make(
+			chan struct{},
+			1,
+		), publicationEnded: make(chan struct{}, 1), warmupDue: map[hostapi.TemplateName]bool{}}
 	for _, r := range cfg.Recipes {
 		b.recipes[r.Name] = r
 		for _, alias := range r.Aliases {
@@ -109,8 +112,7 @@ func New(cfg Config) (*Baker, error) {
 	return b, nil
 }
 
-// Run bakes what is asked for until ctx ends, which cancels the bakes under way. It returns when they
-// have ended.
+// Run runs the bakes that are started until ctx ends, which cancels them. It returns when they have ended.
 func (b *Baker) Run(ctx context.Context) error {
 	if err := b.sweep(); err != nil {
 		return fmt.Errorf("bake: %w", err)
@@ -130,7 +132,7 @@ func (b *Baker) Run(ctx context.Context) error {
 	}
 }
 
-// sweep removes what builds that were killed left behind.
+// sweep removes files of bakes that were killed.
 func (b *Baker) sweep() error {
 	if err := os.MkdirAll(b.cfg.Dir, 0o711); err != nil {
 		return err
@@ -145,7 +147,7 @@ func (b *Baker) sweep() error {
 			err = errors.Join(err, os.RemoveAll(filepath.Join(b.cfg.Dir, e.Name())))
 		}
 	}
-	// What was captured anew and not yet deleted.
+	// A generation that was captured again, whose older snapshot was not deleted yet.
 	type generation struct{ of, digest string }
 	seen := map[generation]bool{}
 	for _, snap := range slices.Backward(b.cfg.Store.List(Area)) {
@@ -158,7 +160,7 @@ func (b *Baker) sweep() error {
 	return err
 }
 
-// deleteIfExists deletes a snapshot that may not be there.
+// deleteIfExists deletes a snapshot; one that does not exist is no error.
 func (b *Baker) deleteIfExists(ref snapshot.Ref) error {
 	if err := b.cfg.Store.Delete(ref); !errors.Is(err, snapshot.ErrNotFound) {
 		return err
@@ -176,7 +178,7 @@ func (b *Baker) recipe(name hostapi.TemplateName) (Recipe, error) {
 	return b.published(name)
 }
 
-// Current answers the baked result of a template as it would be baked now, and whether there is one.
+// Current returns the snapshot of a template as it would be baked now, and whether it exists.
 func (b *Baker) Current(ctx context.Context, name hostapi.TemplateName) (snapshot.Snapshot, bool, error) {
 	r, err := b.recipe(name)
 	if err != nil {
@@ -190,7 +192,7 @@ func (b *Baker) Current(ctx context.Context, name hostapi.TemplateName) (snapsho
 	return snap, ok, nil
 }
 
-// newest finds the newest baked result of a generation; "" is any.
+// newest returns the newest snapshot of a generation; "" is any generation.
 func (b *Baker) newest(r Recipe, generation string) (snapshot.Snapshot, bool) {
 	list := b.cfg.Store.List(string(snapshot.Join(Area, string(r.Name))))
 	for _, snap := range slices.Backward(list) {
@@ -201,8 +203,8 @@ func (b *Baker) newest(r Recipe, generation string) (snapshot.Snapshot, bool) {
 	return snapshot.Snapshot{}, false
 }
 
-// Start begins to bake a template that is not baked, or with force any, and joins a bake under way. It
-// does not wait for it.
+// Start starts to bake a template that is not baked, or any template if force is set. It joins a bake in progress
+// and does not wait for it.
 func (b *Baker) Start(ctx context.Context, name hostapi.TemplateName, force bool) error {
 	_, err := b.start(ctx, name, force)
 	return err
@@ -228,7 +230,7 @@ func (b *Baker) start(ctx context.Context, name hostapi.TemplateName, force bool
 	return j, b.submit(ctx, j)
 }
 
-// submit gives a job to Run.
+// submit hands a job to Run.
 func (b *Baker) submit(ctx context.Context, j *job) error {
 	select {
 	case b.jobs <- j:
@@ -240,7 +242,7 @@ func (b *Baker) submit(ctx context.Context, j *job) error {
 	}
 }
 
-// Ensure answers a template's baked result, and bakes it first if there is none; cold says that it had to.
+// Ensure returns a template's snapshot and bakes it first if needed; cold is set if it had to.
 func (b *Baker) Ensure(ctx context.Context, name hostapi.TemplateName) (_ snapshot.Snapshot, cold bool, err error) {
 	for {
 		snap, ok, err := b.Current(ctx, name)
@@ -253,7 +255,7 @@ func (b *Baker) Ensure(ctx context.Context, name hostapi.TemplateName) (_ snapsh
 		}
 		cold = true
 		if j == nil {
-			continue // somebody finished it in between
+			continue // another caller baked it in between
 		}
 		if err := j.wait(ctx); err != nil {
 			return snapshot.Snapshot{}, true, fmt.Errorf("bake template %s: %w", name, err)
@@ -261,7 +263,7 @@ func (b *Baker) Ensure(ctx context.Context, name hostapi.TemplateName) (_ snapsh
 	}
 }
 
-// Cancel ends a bake under way. None under way is fine.
+// Cancel cancels the bake of a template, if there is one.
 func (b *Baker) Cancel(name hostapi.TemplateName) {
 	b.mu.Lock()
 	j := b.latest[name]
@@ -271,11 +273,11 @@ func (b *Baker) Cancel(name hostapi.TemplateName) {
 	}
 }
 
-// Templates lists the templates that can be baked here, hidden ones too, by name, with how far they are.
+// Templates lists the templates of this host by name, hidden ones too, with the state of their bakes.
 func (b *Baker) Templates(ctx context.Context) ([]hostapi.Template, error) {
 	platform, err := b.cfg.Platform(ctx)
 	if err != nil {
-		platform = "" // nothing can be baked now; what there is can be shown all the same
+		platform = "" // no template can be baked now, but they can be listed
 	}
 	out := make([]hostapi.Template, 0, len(b.recipes))
 	for _, r := range b.recipes {
@@ -296,7 +298,7 @@ func dataDisks(all []snapshot.DataDisk) []hostapi.DataDisk {
 	return out
 }
 
-// describe tells what is known of a template.
+// describe returns what is known about a template.
 func (b *Baker) describe(r Recipe, platform string) hostapi.Template {
 	t := hostapi.Template{
 		Name: r.Name, Description: r.Description, Base: r.Base, VCPUs: r.VCPUs, MemoryMiB: r.MemoryMiB,

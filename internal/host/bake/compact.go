@@ -11,8 +11,8 @@ import (
 	"github.com/pandastack/pandastack/internal/host/snapshot"
 )
 
-// scrubScript runs in the guest of a recipe, as root, after the check and before the warm-up: what the check has
-// left in memory is of no use to a sandbox, and free memory that is all zeros takes no space on disk.
+// scrubScript runs in the guest of a recipe, as root, after the check and before the warm-up. Pages that the check
+// left in memory are useless to a sandbox, and free memory of zeros takes no space on disk.
 const scrubScript = `sync
 echo 3 > /proc/sys/vm/drop_caches
 free=$(sed -n 's/^MemFree: *\([0-9]*\) kB/\1/p' /proc/meminfo)
@@ -22,7 +22,7 @@ dd if=/dev/zero of="$dir/zeros" bs=1M count=$((free / 1024 - 48)) 2>/dev/null ||
 umount "$dir"
 rmdir "$dir"`
 
-// scrubMemory does so where the recipe is one of ours, whose root has what the script needs.
+// scrubMemory runs scrubScript if the recipe asks for it. Published templates may lack the programs it needs.
 func (b *Baker) scrubMemory(ctx context.Context, j *job, id hostapi.MachineID) error {
 	if j.recipe.spec == nil && j.recipe.Scrub {
 		if err := b.exec(ctx, j, id, scrubScript, "root"); err != nil {
@@ -32,7 +32,7 @@ func (b *Baker) scrubMemory(ctx context.Context, j *job, id hostapi.MachineID) e
 	return b.stepDone("scrub")
 }
 
-// apparentBytes is what a template's files seem to take, holes and shared blocks too, in bytes.
+// apparentBytes returns the size of a template's files in bytes, holes and shared blocks included.
 func apparentBytes(s snapshot.Snapshot) int64 {
 	sum := int64(0)
 	for _, n := range s.DiskBytes() {
@@ -44,15 +44,14 @@ func apparentBytes(s snapshot.Snapshot) int64 {
 	return sum
 }
 
-// compact makes a draft take as little space as it can while clones of it stay cheap: its disks in few extents,
-// no pages of zeros in its memory, and long runs shared with the other templates.
+// compact makes a draft take little space while clones of it stay cheap: its disks in few extents, its memory
+// without pages of zeros, and long runs shared with the other templates.
 func (b *Baker) compact(ctx context.Context, j *job, d *snapshot.Draft) error {
 	own, err := d.Disks()
 	if err != nil {
 		return err
 	}
-	if s := j.recipe.spec; s == nil ||
-		s.Image != "" { // else its disks go on sharing blocks with what they were made from
+	if s := j.recipe.spec; s == nil || s.Image != "" { // other disks keep sharing blocks with their source
 		for _, path := range own {
 			if err := b.cfg.Rewrite(ctx, path, path+newSuffix); err != nil {
 				return fmt.Errorf("defragment the disk: %w", err)
@@ -63,7 +62,7 @@ func (b *Baker) compact(ctx context.Context, j *job, d *snapshot.Draft) error {
 		}
 	}
 	disks, memories := b.otherTemplateFiles(j.recipe.Name)
-	if s := j.recipe.spec; s != nil && s.Image == "" { // looking for more takes longer than a rebuild may
+	if s := j.recipe.spec; s != nil && s.Image == "" { // searching all templates takes too long for a build
 		disks, memories = nil, nil
 	}
 	for _, path := range own {
@@ -82,7 +81,7 @@ func (b *Baker) compact(ctx context.Context, j *job, d *snapshot.Draft) error {
 	})
 }
 
-// otherTemplateFiles gives the files of the other templates that are baked.
+// otherTemplateFiles returns the disk and memory files of the other baked templates.
 func (b *Baker) otherTemplateFiles(name hostapi.TemplateName) (disks, memories []string) {
 	for _, snap := range b.cfg.Store.List(Area) {
 		if filepath.Dir(string(snap.Ref)) == string(snapshot.Join(Area, string(name))) {
@@ -107,8 +106,8 @@ func (b *Baker) shareBlocks(ctx context.Context, j *job, path string, known []st
 	return err
 }
 
-// shareImageBlocks makes the images that are kept for later bakes take no more space than what differs from the
-// disks of the snapshot. It comes after the snapshot was measured: the images are not the template's size.
+// shareImageBlocks makes the images that are kept for later bakes share their blocks with the disks of the snapshot.
+// It runs after the snapshot was measured: the images are no part of the template's size.
 func (b *Baker) shareImageBlocks(ctx context.Context, j *job, snap snapshot.Snapshot) error {
 	if b.cfg.Share == nil || j.recipe.spec != nil || j.recapture != "" {
 		return nil

@@ -9,9 +9,11 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
 )
 
-// inherited is what runs on in the recipe that a published template descends from, and what it takes to have that
-// run: the published one boots its own disks, on which nothing of it runs. It is kept with the template, so that neither
-// another version of the recipe nor the end of a template between them changes what a bake from its disks makes.
+// inherited holds the start commands of the recipe that a published template derives from.
+//
+// The published template boots its own disks, so its bake has to run these commands itself. They are stored with the
+// template: neither another version of the recipe nor the deletion of a template in between changes what a bake of
+// its disks makes.
 type inherited struct {
 	Recipe  hostapi.TemplateName `json:"recipe"`
 	Start   []Start              `json:"start"`
@@ -21,13 +23,13 @@ type inherited struct {
 	Workdir string               `json:"workdir,omitempty"`
 }
 
-// spec is what a template is published from: the request, and what runs beside what that asks for.
+// spec is what a template is published from: the request, and the start commands that it inherits.
 type spec struct {
 	hostapi.Publish
 	Inherited *inherited `json:"Under,omitempty"`
 }
 
-// inheritedFrom gives what runs on in a template, nil if nothing does. gone: there is no such template any more.
+// inheritedFrom returns the start commands of a template, nil if it has none. gone is set if it was deleted.
 func (b *Baker) inheritedFrom(name hostapi.TemplateName) (_ *inherited, gone bool, err error) {
 	if name == "" {
 		return nil, false, nil
@@ -44,14 +46,14 @@ func (b *Baker) inheritedFrom(name hostapi.TemplateName) (_ *inherited, gone boo
 		return nil, false, nil
 	}
 	out := &inherited{Recipe: r.Name, Ready: r.Ready, Warm: r.Warm, User: r.User, Workdir: r.Workdir}
-	for _, s := range r.Start { // in the place and as the user that it has in its own template
+	for _, s := range r.Start { // in the directory and as the user of its own template
 		s.Spec.User, s.Spec.Dir = cmp.Or(s.Spec.User, r.User), cmp.Or(s.Spec.Dir, r.Workdir)
 		out.Start = append(out.Start, s)
 	}
 	return out, false, nil
 }
 
-// warmUpInherited runs the warm-up of what runs underneath, as its user: it also puts away what Ready looks for.
+// warmUpInherited runs the inherited warm-up commands as their user. They also remove the files that Ready checks.
 func (b *Baker) warmUpInherited(ctx context.Context, j *job, id hostapi.MachineID) error {
 	if j.recipe.spec == nil || j.recipe.spec.Inherited == nil {
 		return nil

@@ -16,26 +16,27 @@ import (
 	"github.com/pandastack/pandastack/internal/lib/cleanup"
 )
 
-// jitWarmupRounds is how often a restored guest does what it will do first: what is done once more is then known
-// whole, also what follows only from the first time.
+// jitWarmupRounds is how often a restored guest does what it will do first. Later rounds translate code that runs
+// only the second time.
 const jitWarmupRounds = 3
 
-// typicalCommands are commands that say little of what users run and much of how anything is run.
+// typicalCommands exercise what running any command takes, whatever users run.
 var typicalCommands = []string{"true", "cd / && ls >/dev/null && echo | cat"}
 
-// jitWarmup lets the machine be restored once, and do what a machine of the template does first. Whoever runs it
-// has then met that before. Whoever publishes a template waits for it, so of those it is done by refresh.
+// jitWarmup restores the machine once and lets it do what a machine of the template does first, so that the monitor
+// has translated that code already. Published templates get theirs from jitWarmupLoop, since their users wait for
+// the bake.
 func (b *Baker) jitWarmup(ctx context.Context, j *job, id hostapi.MachineID) error {
 	if !b.cfg.JITWarmup || j.recipe.spec != nil {
 		return nil
 	}
-	j.step("rehearse")
+	j.step("jit-warmup")
 	if err := b.cfg.Machines.Hibernate(ctx, id); err != nil {
-		return fmt.Errorf("rehearse: %w", err)
+		return fmt.Errorf("JIT warm-up: %w", err)
 	}
 	mc, err := b.cfg.Machines.Wake(ctx, id)
 	if err != nil {
-		return fmt.Errorf("rehearse: %w", err)
+		return fmt.Errorf("JIT warm-up: %w", err)
 	}
 	j.log(fmt.Sprintf("restored in %s", mc.Boot.Round(time.Millisecond)))
 	if err := b.stepDone("restore"); err != nil {
@@ -44,25 +45,25 @@ func (b *Baker) jitWarmup(ctx context.Context, j *job, id hostapi.MachineID) err
 	return b.runJITWarmup(ctx, j, id)
 }
 
-// runJITWarmup lets a restored machine do what it will do first.
+// runJITWarmup lets a restored machine do what it will do first, and marks it as warmed up.
 func (b *Baker) runJITWarmup(ctx context.Context, j *job, id hostapi.MachineID) error {
 	for range jitWarmupRounds {
 		if err := b.exerciseGuest(ctx, j, id); err != nil {
-			return fmt.Errorf("rehearse: %w", err)
+			return fmt.Errorf("JIT warm-up: %w", err)
 		}
 	}
 	if err := b.checkStartCommands(ctx, j, id); err != nil {
 		return err
 	}
 	if err := b.cfg.Machines.MarkWarmedUp(ctx, id); err != nil {
-		return fmt.Errorf("rehearse: %w", err)
+		return fmt.Errorf("JIT warm-up: %w", err)
 	}
-	return b.stepDone("rehearse")
+	return b.stepDone("jit-warmup")
 }
 
-// jitWarmupLoop rehearses, one after the other, the templates whose machines begin with nothing learnt: first those that
-// were baked before the host was booted, or by an older program, then, until ctx ends, what is published. Until that
-// is done their machines are ready later, and that is all.
+// jitWarmupLoop warms up, one after the other, the templates that have no JIT warm-up: first those that were baked
+// before the host booted or by an older program, then, until ctx ends, those that are published. Until then their
+// machines only become ready later.
 func (b *Baker) jitWarmupLoop(ctx context.Context) {
 	b.jitWarmupTemplates(ctx, append(slices.Collect(maps.Values(b.recipes)), b.allPublished()...))
 	for b.waitQuietPeriod(ctx) {
@@ -83,7 +84,7 @@ func (b *Baker) jitWarmupLoop(ctx context.Context) {
 func (b *Baker) jitWarmupTemplates(ctx context.Context, list []Recipe) {
 	platform, err := b.cfg.Platform(ctx)
 	if err != nil {
-		b.cfg.Log.Warn("templates are not rehearsed", "err", err)
+		b.cfg.Log.Warn("templates have no JIT warm-up", "err", err)
 		return
 	}
 	for _, r := range list {
@@ -92,7 +93,7 @@ func (b *Baker) jitWarmupTemplates(ctx context.Context, list []Recipe) {
 		}
 		if err := b.jitWarmupTemplate(ctx, r, platform); err != nil && ctx.Err() == nil {
 			b.cfg.Log.Warn(
-				"template is not rehearsed: its machines are ready later than they could be",
+				"template has no JIT warm-up: its machines become ready later",
 				"template",
 				r.Name,
 				"err",
@@ -102,8 +103,8 @@ func (b *Baker) jitWarmupTemplates(ctx context.Context, list []Recipe) {
 	}
 }
 
-// waitQuietPeriod waits until something was published and, for a while, nothing was: whoever builds again at once is not
-// held up. false: ctx has ended.
+// waitQuietPeriod waits until a template was published and then none for a while, so that a build right after another
+// is not delayed. It returns false if ctx has ended.
 func (b *Baker) waitQuietPeriod(ctx context.Context) bool {
 	pause := time.NewTimer(b.cfg.QuietPeriod)
 	defer pause.Stop()
@@ -121,11 +122,11 @@ func (b *Baker) waitQuietPeriod(ctx context.Context) bool {
 		b.mu.Unlock()
 		if ready {
 			return true
-		} // the end of the last publication nudges
+		} // otherwise the end of the last publication wakes this loop
 	}
 }
 
-// beginPublication notes that a publication begins; done, that it ended, and whether there is a template to rehearse.
+// beginPublication registers a publication; done registers its end, and whether it made a template to warm up.
 func (b *Baker) beginPublication() (done func(r Recipe, made bool)) {
 	b.mu.Lock()
 	b.publishing++
@@ -139,16 +140,16 @@ func (b *Baker) beginPublication() (done func(r Recipe, made bool)) {
 		b.mu.Unlock()
 		select {
 		case b.publicationEnded <- struct{}{}:
-		default: // one waits to be read
+		default: // a notification is pending already
 		}
 	}
 }
 
-// allowsJITWarmup tells whether machines of the template may do anything before they are captured: one that holds a
-// sandbox's memory is that moment and no other.
+// allowsJITWarmup reports whether machines of the template may run before they are captured. A template of a
+// sandbox's memory must stay as it is.
 func (r Recipe) allowsJITWarmup() bool { return r.spec == nil || !r.spec.KeepMemory }
 
-// jitWarmupTemplate rehearses one template, if it has to be and nobody bakes it.
+// jitWarmupTemplate warms up one template, unless it is warmed up or being baked.
 func (b *Baker) jitWarmupTemplate(ctx context.Context, r Recipe, platform string) error {
 	snap, ok := b.newest(r, r.generation(platform))
 	if !ok || snap.RemoteBacked() || !r.allowsJITWarmup() {
@@ -170,11 +171,11 @@ func (b *Baker) jitWarmupTemplate(ctx context.Context, r Recipe, platform string
 	return j.wait(ctx)
 }
 
-// recapture takes a template's own snapshot anew, of a machine of it that was rehearsed.
+// recapture replaces a template's snapshot by one of a machine that was restored from it and warmed up.
 func (b *Baker) recapture(ctx context.Context, j *job, back *cleanup.Stack, generation string) error {
 	id := j.recipe.machineID()
-	j.step("rehearse")
-	if err := b.cfg.Machines.Destroy(ctx, id, "left of an earlier bake"); err != nil {
+	j.step("jit-warmup")
+	if err := b.cfg.Machines.Destroy(ctx, id, "left by an earlier bake"); err != nil {
 		return err
 	}
 	if _, err := b.cfg.Machines.CreateEphemeral(ctx, id, j.recapture); err != nil {
@@ -193,16 +194,16 @@ func (b *Baker) recapture(ctx context.Context, j *job, back *cleanup.Stack, gene
 	if err := b.capture(ctx, j, back, id, generation); err != nil {
 		return err
 	}
-	return b.discardMachine(ctx, j, id, "the template is rehearsed")
+	return b.discardMachine(ctx, j, id, "the template is warmed up")
 }
 
-// exerciseGuest does once what guests are asked for first. What a published template has no programs or places for is left
-// out: it need not have what ours have.
+// exerciseGuest makes the first requests of a typical client once. In a published template those that fail are
+// skipped: it may lack the programs and directories of the bundled ones.
 func (b *Baker) exerciseGuest(ctx context.Context, j *job, id hostapi.MachineID) error {
 	user := j.recipe.User
-	var deeds []func() error
+	var steps []func() error
 	for _, argv := range [][]string{{"/bin/true"}, {"/bin/echo", "ready"}} {
-		deeds = append(deeds, func() error {
+		steps = append(steps, func() error {
 			if err := b.execLogged(ctx, j, id, guestapi.ProcessSpec{Argv: argv, User: user}, j.log); err != nil {
 				return fmt.Errorf("%s: %w", argv[0], err)
 			}
@@ -210,11 +211,11 @@ func (b *Baker) exerciseGuest(ctx context.Context, j *job, id hostapi.MachineID)
 		})
 	}
 	commands := typicalCommands
-	if j.recipe.spec == nil { // what users want warm may not be fit for being done again
+	if j.recipe.spec == nil { // users' warm-up commands may not be repeatable
 		commands = append(slices.Clone(typicalCommands), j.recipe.Warm...)
 	}
 	for _, command := range commands {
-		deeds = append(deeds, func() error {
+		steps = append(steps, func() error {
 			if err := b.exec(ctx, j, id, command, user); err != nil {
 				return fmt.Errorf("%q: %w", command, err)
 			}
@@ -225,13 +226,13 @@ func (b *Baker) exerciseGuest(ctx context.Context, j *job, id hostapi.MachineID)
 	if err != nil {
 		return err
 	}
-	deeds = append(
-		deeds,
+	steps = append(
+		steps,
 		func() error { return b.warmUpInherited(ctx, j, id) },
 		func() error { return exerciseFiles(ctx, guest) },
 		func() error { return exerciseTerminal(ctx, guest, user) },
 	)
-	for _, do := range deeds {
+	for _, do := range steps {
 		err := do()
 		if err != nil && (j.recipe.spec == nil || ctx.Err() != nil || errors.Is(err, guestapi.ErrLost)) {
 			return err
@@ -242,7 +243,7 @@ func (b *Baker) exerciseGuest(ctx context.Context, j *job, id hostapi.MachineID)
 
 // exerciseFiles writes, finds, reads and removes a file.
 func exerciseFiles(ctx context.Context, guest guestapi.Guest) error {
-	const path, text = "/tmp/.rehearsal", "a few words"
+	const path, text = "/tmp/.jit-warmup", "a few words"
 	if _, err := guest.Write(ctx, path, guestapi.WriteOptions{}, strings.NewReader(text)); err != nil {
 		return err
 	}
@@ -265,7 +266,7 @@ func exerciseFiles(ctx context.Context, guest guestapi.Guest) error {
 	return guest.Remove(ctx, path, "", false)
 }
 
-// exerciseTerminal runs a shell in a terminal for a moment.
+// exerciseTerminal runs a shell in a terminal until it exits.
 func exerciseTerminal(ctx context.Context, guest guestapi.Guest, user string) error {
 	_, err := guestexec.Stream(ctx, guest, guestexec.Command{Spec: guestapi.ProcessSpec{
 		Argv: []string{"/bin/sh", "-c", "true"}, User: user, PTY: &guestapi.Size{Rows: 24, Cols: 80},

@@ -11,20 +11,20 @@ import (
 	"github.com/pandastack/pandastack/internal/host/snapshot"
 )
 
-// maxLogLines is how much of a bake's log is kept.
+// maxLogLines is how many lines of a bake's log are kept.
 const maxLogLines = 200
 
-// stepPercent of the whole that is done when a step begins, in percent, as measured with the template base.
+// stepPercent is the progress when a step begins, in percent, as measured with the template base.
 var stepPercent = map[string]int{
-	"rootfs":   0,
-	"image":    60,
-	"boot":     75,
-	"start":    78,
-	"ready":    79,
-	"check":    80,
-	"warm":     85,
-	"rehearse": 88,
-	"capture":  95,
+	"rootfs":     0,
+	"image":      60,
+	"boot":       75,
+	"start":      78,
+	"ready":      79,
+	"check":      80,
+	"warm":       85,
+	"jit-warmup": 88,
+	"capture":    95,
 }
 
 // job is one bake.
@@ -32,15 +32,15 @@ type job struct {
 	recipe    Recipe
 	force     bool
 	done      chan struct{}
-	onLog     func(step, line string) // who published and wants to hear; one call at a time; nil: nobody
-	minBytes  int64                   // bytes that it takes at least, known of what is taken anew
-	recapture snapshot.Ref            // of what is rehearsed and taken anew; "": the template is baked
+	onLog     func(step, line string) // receives the log of a publication, one call at a time; nil: not wanted
+	minBytes  int64                   // least size of the result: that of the snapshot that it replaces
+	recapture snapshot.Ref            // the snapshot to warm up and replace; "": the job is a bake
 
-	logMu sync.Mutex // held while a line is kept and told, so that both have one order; taken before mu
+	logMu sync.Mutex // held while a line is stored and passed to onLog, so that both have one order; locked before mu
 
 	mu     sync.Mutex
-	cancel context.CancelCauseFunc // nil: not begun
-	cause  error                   // cancelled before it began
+	cancel context.CancelCauseFunc // nil: not started
+	cause  error                   // why it was cancelled
 	bake   hostapi.Bake
 	err    error
 }
@@ -113,7 +113,7 @@ func (j *job) finish(err error) {
 	close(j.done)
 }
 
-// wait waits for the end of a bake and answers how it ended.
+// wait waits for the end of a bake and returns its error.
 func (j *job) wait(ctx context.Context) error {
 	select {
 	case <-j.done:

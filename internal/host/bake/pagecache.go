@@ -13,8 +13,8 @@ import (
 	"github.com/pandastack/pandastack/internal/host/snapshot"
 )
 
-// loadPageCache reads an image's files into the page cache, holes left out, so that the first machine made from
-// it finds its memory there. Files that are blocks of others share no page cache with them.
+// loadPageCache reads an image's files into the page cache, without their holes, so that the first machine made from
+// it finds its memory there. Files that share blocks do not share their page cache.
 func loadPageCache(ctx context.Context, snap snapshot.Snapshot) error {
 	return filepath.WalkDir(snap.Image().Dir, func(path string, e fs.DirEntry, err error) error {
 		if err != nil || !e.Type().IsRegular() {
@@ -34,7 +34,7 @@ func loadFileIntoPageCache(ctx context.Context, path string) error {
 	for end := int64(0); ; {
 		start, err := f.Seek(end, unix.SEEK_DATA)
 		if errors.Is(err, unix.ENXIO) {
-			return nil // no data behind end
+			return nil // there is no data after end
 		}
 		if err != nil {
 			return err

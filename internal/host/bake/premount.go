@@ -17,17 +17,20 @@ import (
 	"github.com/pandastack/pandastack/internal/lib/cleanup"
 )
 
-// PreMountArea is the area of the snapshot store with machines that have booted and wait for a disk: what is published
-// begins on these. They are a cache: each can be made again.
+// PreMountArea is the area of the snapshot store with pre-mount snapshots.
+//
+// A pre-mount snapshot is a machine that has booted and waits for its root disk; published templates start from one.
+// They are a cache: each can be made again.
 const PreMountArea = "grounds"
 
-// maxPreMountSnapshots bounds how many sizes of machines have one; each takes some 30 MiB of the host's disk.
+// maxPreMountSnapshots bounds how many machine sizes have one; each takes about 30 MiB of the host's disk.
 const maxPreMountSnapshots = 8
 
-// preMountDiskBytes is the size of the disk that a machine waits with, in bytes: less than any with a root.
+// preMountDiskBytes is the size of the placeholder disk, in bytes: smaller than any disk with a root.
 const preMountDiskBytes = 1 << 20
 
-// acquirePreMount answers the ground for a machine of a recipe's size, held until release is called, made if there is none.
+// acquirePreMount returns the pre-mount snapshot of a recipe's machine size, which it makes if it is missing.
+// The snapshot is held until release is called.
 func (b *Baker) acquirePreMount(ctx context.Context, j *job) (_ snapshot.Ref, release func() error, err error) {
 	select {
 	case b.preMountLock <- struct{}{}:
@@ -48,7 +51,7 @@ func (b *Baker) acquirePreMount(ctx context.Context, j *job) (_ snapshot.Ref, re
 			fmt.Sprintf("%s-%dx%d-%d", digest, j.recipe.VCPUs, j.recipe.MemoryMiB, now().UnixMilli()),
 		)
 		if err := b.createPreMount(ctx, j, ref, digest); err != nil {
-			return "", nil, fmt.Errorf("make a machine that waits for a disk: %w", err)
+			return "", nil, fmt.Errorf("make a pre-mount snapshot: %w", err)
 		}
 	}
 	if _, err := b.cfg.Store.Acquire(ref); err != nil {
@@ -57,7 +60,7 @@ func (b *Baker) acquirePreMount(ctx context.Context, j *job) (_ snapshot.Ref, re
 	return ref, func() error { return b.cfg.Store.Release(ref) }, nil
 }
 
-// findPreMount finds the newest ground of a platform for machines of a recipe's size.
+// findPreMount returns the newest pre-mount snapshot of a platform for a recipe's machine size.
 func (b *Baker) findPreMount(digest string, r Recipe) (snapshot.Ref, bool) {
 	for _, snap := range slices.Backward(b.cfg.Store.List(PreMountArea)) {
 		if snap.Digest == digest && snap.VCPUs == r.VCPUs && snap.MemoryMiB == r.MemoryMiB {
@@ -67,7 +70,7 @@ func (b *Baker) findPreMount(digest string, r Recipe) (snapshot.Ref, bool) {
 	return "", false
 }
 
-// createPreMount boots a machine that waits, and keeps it.
+// createPreMount boots a machine that waits for its root, and captures it.
 func (b *Baker) createPreMount(ctx context.Context, j *job, ref snapshot.Ref, digest string) (err error) {
 	var back cleanup.Stack
 	defer func() { err = back.Settle(ctx, err) }()
@@ -77,12 +80,14 @@ func (b *Baker) createPreMount(ctx context.Context, j *job, ref snapshot.Ref, di
 		return err
 	}
 	id := hostapi.MachineID("ground" + digest)
-	if err := b.cfg.Machines.Destroy(ctx, id, "left of an earlier bake"); err != nil {
+	if err := b.cfg.Machines.Destroy(ctx, id, "left by an earlier bake"); err != nil {
 		return err
 	}
 	back.Push(
 		"destroy machine",
-		func(ctx context.Context) error { return b.cfg.Machines.Destroy(ctx, id, "no ground was made") },
+		func(ctx context.Context) error {
+			return b.cfg.Machines.Destroy(ctx, id, "the pre-mount snapshot failed")
+		},
 	)
 	mc, err := b.cfg.Machines.Boot(
 		ctx,
@@ -92,7 +97,7 @@ func (b *Baker) createPreMount(ctx context.Context, j *job, ref snapshot.Ref, di
 		return err
 	}
 	j.log(fmt.Sprintf("a machine of this size booted for the first time, in %.1f s", mc.Boot.Seconds()))
-	if err := b.stepDone("ground boot"); err != nil {
+	if err := b.stepDone("pre-mount boot"); err != nil {
 		return err
 	}
 	snap, err := b.cfg.Machines.TakeSnapshot(ctx, id, ref, func(s *snapshot.Snapshot) {
@@ -102,18 +107,18 @@ func (b *Baker) createPreMount(ctx context.Context, j *job, ref snapshot.Ref, di
 		return err
 	}
 	back.Push("delete the snapshot", func(context.Context) error { return b.cfg.Store.Delete(ref) })
-	if err := errors.Join(loadPageCache(ctx, snap), b.stepDone("ground")); err != nil {
+	if err := errors.Join(loadPageCache(ctx, snap), b.stepDone("pre-mount")); err != nil {
 		return err
 	}
 	back.Forget()
 	return errors.Join(
-		b.cfg.Machines.Destroy(ctx, id, "others begin where it waits"),
+		b.cfg.Machines.Destroy(ctx, id, "its pre-mount snapshot is taken"),
 		os.Remove(disk),
 		b.prunePreMount(digest),
 	)
 }
 
-// punchHoles makes pages of zeros in a draft's memory take no space.
+// punchHoles turns pages of zeros in a draft's memory into holes.
 func (b *Baker) punchHoles(ctx context.Context, d *snapshot.Draft) error {
 	if b.cfg.PunchPages == nil {
 		return nil
@@ -127,7 +132,7 @@ func (b *Baker) punchHoles(ctx context.Context, d *snapshot.Draft) error {
 	})
 }
 
-// prunePreMount deletes grounds of other platforms, and the oldest of those that are too many.
+// prunePreMount deletes the pre-mount snapshots of other platforms, and the oldest above the limit.
 func (b *Baker) prunePreMount(digest string) error {
 	var all error
 	list := b.cfg.Store.List(PreMountArea)
@@ -139,21 +144,21 @@ func (b *Baker) prunePreMount(digest string) error {
 	return all
 }
 
-// bootFromPreMount is Machines.Boot of what is published: where it begins, all is as after a boot. A ground on which that
-// fails is not used again, unless the host was short of something.
+// bootFromPreMount boots the machine of a published template from a pre-mount snapshot; others boot cold. A pre-mount
+// snapshot from which a boot failed is deleted, unless the host was short of resources.
 func (b *Baker) bootFromPreMount(ctx context.Context, j *job, req machine.Boot) (_ hostapi.Machine, err error) {
-	if j.recipe.spec == nil || len(req.Data) > 0 { // a ground has one disk
+	if j.recipe.spec == nil || len(req.Data) > 0 { // a pre-mount snapshot has one disk
 		return b.cfg.Machines.Boot(ctx, req)
 	}
-	ground, release, err := b.acquirePreMount(ctx, j)
+	preMount, release, err := b.acquirePreMount(ctx, j)
 	if err != nil {
 		return hostapi.Machine{}, err
 	}
 	defer func() { err = errors.Join(err, release()) }()
-	req.From = ground
+	req.From = preMount
 	mc, err := b.cfg.Machines.Boot(ctx, req)
 	if err != nil && ctx.Err() == nil && !errors.Is(err, hostapi.ErrNoCapacity) && !errors.Is(err, hostapi.ErrNoSpace) {
-		err = errors.Join(err, b.deleteIfExists(ground))
+		err = errors.Join(err, b.deleteIfExists(preMount))
 	}
 	return mc, err
 }

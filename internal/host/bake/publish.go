@@ -16,20 +16,21 @@ import (
 	"github.com/pandastack/pandastack/internal/lib/cleanup"
 )
 
-// specLabel is under which a published template's snapshot keeps what it was published from, as JSON: it is
-// baked again from its own disk when what boots guests here changes.
+// specLabel is the label of a published template's snapshot with its spec as JSON. The template is baked again from
+// its own disk when the platform changes.
 const specLabel = "publish"
 
-// Source is what a template is published from: disk images, and with memory the snapshot they belong to.
+// Source is what a template is published from: a disk image, or a snapshot.
 type Source struct {
-	Ref  snapshot.Ref // held while it is read; "": Path is a file that stays until Publish returned
+	Ref  snapshot.Ref // held while it is read; "": Path is a file that must exist until Publish returns
 	Path string
-	// Of is the template that its content descends from: what runs on in that runs on in what is published. "": none.
+	// Of is the template that the content derives from, whose programs run in the published one, too. "": none.
 	Of hostapi.TemplateName
 }
 
-// Publish makes a template of a disk and waits until it can be used; see hostapi.Builder. The disk is copied
-// before anything else happens to it.
+// Publish makes a template of a disk and waits until it is usable; see hostapi.Builder.
+//
+// The disk is copied before anything else.
 func (b *Baker) Publish(
 	ctx context.Context,
 	req hostapi.Publish,
@@ -49,7 +50,7 @@ func (b *Baker) Publish(
 	j.onLog = log
 	j.step("boot")
 	if gone {
-		j.log("the template that it descends from was deleted: what ran on in that is not started")
+		j.log("the template that this one derives from was deleted: its programs are not started")
 	}
 	b.mu.Lock()
 	if old := b.latest[r.Name]; old != nil && old.active() {
@@ -68,7 +69,7 @@ func (b *Baker) Publish(
 		b.mu.Lock()
 		delete(b.latest, r.Name)
 		b.mu.Unlock()
-		return hostapi.Template{}, errors.Join(err, b.deleteGenerations(r.Name)) // it may have failed behind the capture
+		return hostapi.Template{}, errors.Join(err, b.deleteGenerations(r.Name)) // it may have failed after the capture
 	}
 	platform, err := b.cfg.Platform(ctx)
 	if err != nil {
@@ -77,7 +78,7 @@ func (b *Baker) Publish(
 	return b.describe(r, platform), nil
 }
 
-// waitOrCancel waits for a job to end; one that is not wanted any more is stopped first.
+// waitOrCancel waits for a job to end and cancels it if ctx ends.
 func (b *Baker) waitOrCancel(ctx context.Context, j *job) error {
 	select {
 	case <-j.done:
@@ -112,7 +113,7 @@ func (b *Baker) checkPublish(req hostapi.Publish) error {
 	return nil
 }
 
-// source gives the disks of a source, held until release is called.
+// source returns the disks of a source, held until release is called.
 func (b *Baker) source(from Source) (images, func() error, error) {
 	if from.Ref == "" {
 		return images{root: from.Path}, func() error { return nil }, nil
@@ -127,7 +128,7 @@ func (b *Baker) source(from Source) (images, func() error, error) {
 	return snapshotImages(snap), func() error { return b.cfg.Store.Release(from.Ref) }, nil
 }
 
-// recipeFromSpec is the recipe of a published template, without its disks.
+// recipeFromSpec returns the recipe of a published template, without its disks.
 func recipeFromSpec(req spec) Recipe {
 	text, err := json.Marshal(req)
 	if err != nil { // a struct of strings and numbers always marshals
@@ -145,8 +146,8 @@ func recipeFromSpec(req spec) Recipe {
 	return r
 }
 
-// minDiskMiB is the least size of the disk of a machine that is booted for the recipe; the image of one that is
-// built has its size already.
+// minDiskMiB returns the size to which the disk of a published template's machine is grown; 0 for a recipe, whose
+// image has its size already.
 func (r Recipe) minDiskMiB() int {
 	if r.spec == nil {
 		return 0
@@ -154,7 +155,7 @@ func (r Recipe) minDiskMiB() int {
 	return r.DiskMiB
 }
 
-// labels are what the snapshot of a published template keeps.
+// labels returns the labels of the snapshot of a published template.
 func (r Recipe) labels() map[string]string {
 	if r.spec == nil {
 		return nil
@@ -166,7 +167,7 @@ func (r Recipe) labels() map[string]string {
 	return map[string]string{specLabel: string(text)}
 }
 
-// published finds a published template by name.
+// published returns the recipe of a published template by name.
 func (b *Baker) published(name hostapi.TemplateName) (Recipe, error) {
 	list := b.cfg.Store.List(string(snapshot.Join(Area, string(name))))
 	if len(list) > 0 && name != "" && !strings.Contains(string(name), "/") {
@@ -177,7 +178,7 @@ func (b *Baker) published(name hostapi.TemplateName) (Recipe, error) {
 	return Recipe{}, fmt.Errorf("template %q: %w", string(name), hostapi.ErrNotFound)
 }
 
-// recipeFromSnapshot reads the recipe of a published template from its snapshot: the next bake boots its own disks.
+// recipeFromSnapshot returns the recipe of a published template, which boots the disks of its snapshot.
 func (b *Baker) recipeFromSnapshot(snap snapshot.Snapshot) (Recipe, bool) {
 	var from spec
 	if snap.Labels[specLabel] == "" || json.Unmarshal([]byte(snap.Labels[specLabel]), &from) != nil {
@@ -188,7 +189,7 @@ func (b *Baker) recipeFromSnapshot(snap snapshot.Snapshot) (Recipe, bool) {
 	return r, true
 }
 
-// allPublished gives the published templates, each once.
+// allPublished returns the recipes of the published templates.
 func (b *Baker) allPublished() []Recipe {
 	var out []Recipe
 	seen := map[hostapi.TemplateName]bool{}
@@ -201,7 +202,7 @@ func (b *Baker) allPublished() []Recipe {
 	return out
 }
 
-// Delete takes a published template from the list; see hostapi.Builder.
+// Delete deletes a published template; see hostapi.Builder.
 func (b *Baker) Delete(name hostapi.TemplateName) error {
 	r, err := b.recipe(name)
 	if err != nil {
@@ -219,14 +220,14 @@ func (b *Baker) Delete(name hostapi.TemplateName) error {
 	delete(b.latest, r.Name)
 	delete(b.warmupDue, r.Name)
 	b.mu.Unlock()
-	if j != nil && j.active() { // it is only rehearsed
+	if j != nil && j.active() { // a JIT warm-up does not keep it
 		j.stop(errors.New("the template is deleted"))
 		<-j.done
 	}
 	return b.deleteGenerations(r.Name)
 }
 
-// deleteGenerations deletes all that was baked of a template.
+// deleteGenerations deletes all snapshots of a template.
 func (b *Baker) deleteGenerations(name hostapi.TemplateName) (err error) {
 	for _, snap := range b.cfg.Store.List(string(snapshot.Join(Area, string(name)))) {
 		err = errors.Join(err, b.deleteIfExists(snap.Ref))
@@ -234,7 +235,7 @@ func (b *Baker) deleteGenerations(name hostapi.TemplateName) (err error) {
 	return err
 }
 
-// copySnapshot makes a template of a snapshot as it is, sharing its blocks.
+// copySnapshot makes a template of a snapshot with its memory, sharing its blocks.
 func (b *Baker) copySnapshot(ctx context.Context, j *job, back *cleanup.Stack, generation string) error {
 	j.step("capture")
 	spec := j.recipe.spec
@@ -242,7 +243,7 @@ func (b *Baker) copySnapshot(ctx context.Context, j *job, back *cleanup.Stack, g
 	snap, err := b.cfg.Store.Acquire(from)
 	if errors.Is(err, snapshot.ErrNotFound) {
 		return fmt.Errorf(
-			"template %s holds the memory of snapshot %s, which cannot be made again here: build it anew: %w",
+			"template %s holds the memory of snapshot %s, which this host cannot restore: build the template again: %w",
 			spec.Name,
 			spec.Snapshot,
 			hostapi.ErrNotFound,
@@ -298,7 +299,7 @@ func (b *Baker) copyFile(src, dst string) error {
 	return os.Chmod(dst, info.Mode().Perm())
 }
 
-// Latest answers the newest baked result of a template, whatever it was baked for.
+// Latest returns the newest snapshot of a template, for whatever platform it was baked.
 func (b *Baker) Latest(name hostapi.TemplateName) (snapshot.Snapshot, error) {
 	r, err := b.recipe(name)
 	if err != nil {

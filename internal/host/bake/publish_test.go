@@ -172,8 +172,9 @@ func TestPublishWithMemory(t *testing.T) {
 		t.Errorf("memory of %d bytes, %v", len(data), err)
 	}
 	w.platform = "p2"
-	if _, _, err := w.baker.Ensure(t.Context(), "kept"); err == nil || !strings.Contains(err.Error(), "build it anew") {
-		t.Errorf("ensure on another platform: %v", err)
+	if _, _, err := w.baker.Ensure(t.Context(), "kept"); err == nil ||
+		!strings.Contains(err.Error(), "build the template again") {
+		t.Errorf("Ensure() on another platform = %v, want the advice to build the template again", err)
 	}
 	w.checkNothingLeft(1)
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
 )
 
-// startPublished starts what a published template is to have running and waits until it can be used.
+// startPublished runs the start command of a published template and waits until the template is ready.
 func (b *Baker) startPublished(ctx context.Context, j *job, id hostapi.MachineID) error {
 	spec := j.recipe.spec
 	if spec == nil {
@@ -33,7 +33,7 @@ func (b *Baker) startPublished(ctx context.Context, j *job, id hostapi.MachineID
 		return err
 	}
 	defer proc.Close() // the program continues
-	// Its output is read until it can be used; a program that failed ends the wait.
+	// The output is read until the template is ready; a program that fails ends the wait.
 	waiting, stop := context.WithCancelCause(ctx)
 	ended := make(chan struct{})
 	go func() {
@@ -53,15 +53,15 @@ func (b *Baker) startPublished(ctx context.Context, j *job, id hostapi.MachineID
 		err = b.stepDone("serve")
 	}
 	if cause := context.Cause(waiting); err == nil && cause != nil {
-		err = cause // it failed although the check succeeded
+		err = cause // the command failed although the check succeeded
 	}
 	stop(nil)
 	<-ended
 	return err
 }
 
-// waitPublishedReady asks the guest until the check of a published template succeeds. A start command without one has
-// to go on for a moment.
+// waitPublishedReady repeats the ready command of a published template until it succeeds. Without one, the start
+// command has to run for startGrace.
 func (b *Baker) waitPublishedReady(ctx context.Context, j *job, id hostapi.MachineID) error {
 	spec := j.recipe.spec
 	if spec.Ready == "" && spec.Start == "" {
@@ -69,7 +69,7 @@ func (b *Baker) waitPublishedReady(ctx context.Context, j *job, id hostapi.Machi
 	}
 	j.step("ready")
 	limit := cmp.Or(spec.ReadyLimit, readyTimeout)
-	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("it was not ready within %s", limit))
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("the template was not ready within %s", limit))
 	defer cancel()
 	if spec.Ready == "" {
 		pause := time.NewTimer(startGrace)
@@ -100,7 +100,7 @@ func (b *Baker) waitPublishedReady(ctx context.Context, j *job, id hostapi.Machi
 	}
 }
 
-// waitReady asks the guest until the recipe's check succeeds.
+// waitReady repeats the recipe's ready command until it succeeds.
 func (b *Baker) waitReady(ctx context.Context, j *job, id hostapi.MachineID) error {
 	if j.recipe.Ready == "" {
 		return nil
@@ -120,7 +120,7 @@ func (b *Baker) waitReady(ctx context.Context, j *job, id hostapi.MachineID) err
 			return nil
 		}
 		if ended := b.checkStartCommands(ctx, j, id); ended != nil && ctx.Err() == nil {
-			return ended // nothing will be ready any more
+			return ended // the template cannot become ready any more
 		}
 		select {
 		case <-again.C:
@@ -133,12 +133,12 @@ func (b *Baker) waitReady(ctx context.Context, j *job, id hostapi.MachineID) err
 	}
 }
 
-// deduplicate passes on what it has not passed on before: what is asked again and again mostly answers the same.
+// deduplicate returns a log that drops repeated lines: a command that is repeated mostly prints the same.
 func deduplicate(log func(string)) func(string) {
-	said := map[string]bool{}
+	seen := map[string]bool{}
 	return func(line string) {
-		if !said[line] && len(said) < 1000 {
-			said[line] = true
+		if !seen[line] && len(seen) < 1000 {
+			seen[line] = true
 			log(line)
 		}
 	}

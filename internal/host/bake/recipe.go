@@ -12,48 +12,48 @@ import (
 	"github.com/pandastack/pandastack/internal/host/snapshot"
 )
 
-// Recipe is what a template is made of, as far as it matters here.
+// Recipe is how a template is made.
 type Recipe struct {
 	Name        hostapi.TemplateName
 	Aliases     []string // other names that mean this template
-	Hidden      bool     // in no list that users see
+	Hidden      bool     // not listed to users
 	Description string
 	Base        string
 	VCPUs       int
 	MemoryMiB   int
 	DiskMiB     int
-	Disks       []snapshot.DataDisk // beside the root disk; MiB is as of the images
+	Disks       []snapshot.DataDisk // besides the root disk, with the sizes of their images
 	User        string
 	Workdir     string
 	Tools       []string
 	Limits      hostapi.Limits // of its machines
-	Start       []Start        // programs that run on in the template, started in order before Ready is asked
-	Ready       string         // shell command that succeeds in the guest once it can be used; "": at once
-	Check       string         // shell command, run as User once the guest is ready; it proves that the template does what it promises
+	Start       []Start        // programs that keep running, started in order before Ready runs
+	Ready       string         // shell command that succeeds once the guest is ready; "": at once
+	Check       string         // shell command that tests the template, run as User once the guest is ready
 	Warm        []string       // shell commands, run as User before the capture
-	Scrub       bool           // before the warm-up, drop what the check left in memory and fill what is free with zeros
-	Digest      string         // of all that the root image depends on
+	Scrub       bool           // before the warm-up, drop the page cache and fill free memory with zeros
+	Digest      string         // of everything that the root image depends on
 	Env         map[string]string
-	// spec is set of a published template, which has disk in place of Build.
+	// spec is set for a published template, which has disk instead of Build.
 	spec *spec
-	// disk gives the images to boot copies of, and what to call when they were copied.
+	// disk returns the images to boot copies of; release is called when they were copied.
 	disk func(ctx context.Context) (from images, release func() error, err error)
-	// Build makes the root image, a raw file that does not exist yet, and those of Disks, which DataImage names. work is a directory of its own on
-	// the same file system. It tells log each line, and step when "rootfs" and "image" begin. When it
-	// fails there is no image.
+	// Build makes the root image, a raw file that does not exist yet, and those of Disks, at the paths of DataImage.
+	// work is an empty directory on the same file system. Build calls log with each line, and step when "rootfs"
+	// and "image" begin. If it fails it leaves no image.
 	Build func(ctx context.Context, work, image string, log, step func(string)) error
 }
 
-// DataImage is the path of a data disk's image beside that of the root image.
+// DataImage returns the path of a data disk's image, next to the root image.
 func DataImage(image, name string) string { return image + dataSeparator + name }
 
-// images are what a machine that boots cold has as disks.
+// images are the disks of a machine that boots cold.
 type images struct {
 	root string
 	data []machine.BootDisk
 }
 
-// recipeImages are the images of disks by the path of the root's.
+// recipeImages returns the images of disks, given the path of the root image.
 func recipeImages(root string, disks []snapshot.DataDisk) images {
 	all := images{root: root}
 	for _, d := range disks {
@@ -62,7 +62,7 @@ func recipeImages(root string, disks []snapshot.DataDisk) images {
 	return all
 }
 
-// snapshotImages are the disks of a snapshot.
+// snapshotImages returns the disks of a snapshot.
 func snapshotImages(snap snapshot.Snapshot) images {
 	all := images{root: snap.DiskPath()}
 	for i, path := range snapshot.DiskPaths(snap.Dir(), snap.Data)[1:] {
@@ -71,13 +71,13 @@ func snapshotImages(snap snapshot.Snapshot) images {
 	return all
 }
 
-// Start is a program that a template keeps running: it is in the snapshot, and in every machine made of it.
+// Start is a program that runs in the snapshot of a template, and so in every machine of it.
 type Start struct {
 	Name string // for people
 	Spec guestapi.ProcessSpec
 }
 
-// generation names a baked result: by recipe, by the programs that run in it, and by what boots and runs it.
+// generation returns the name of a baked result, a digest of the recipe, its programs and the platform.
 func (r Recipe) generation(platform string) string {
 	text := r.Digest + "\n" + platform
 	if len(r.Start) > 0 {
@@ -91,7 +91,7 @@ func (r Recipe) generation(platform string) string {
 	return hex.EncodeToString(sum[:8])
 }
 
-// machineID is the machine that bakes a template: there is one at a time.
+// machineID returns the id of the machine that bakes a template, one at a time.
 func (r Recipe) machineID() hostapi.MachineID {
 	sum := sha256.Sum256([]byte(r.Name))
 	return hostapi.MachineID("bake" + hex.EncodeToString(sum[:8]))

@@ -11,10 +11,10 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
 )
 
-// lastOutputTimeout bounds the wait for what a program that ended said.
+// lastOutputTimeout bounds the wait for the output of a program that exited.
 const lastOutputTimeout = 10 * time.Second
 
-// runStartCommands starts the programs that run on in the template.
+// runStartCommands starts the programs that keep running in the template.
 func (b *Baker) runStartCommands(ctx context.Context, j *job, id hostapi.MachineID) error {
 	for _, s := range j.recipe.Start {
 		j.log("start: " + s.Name)
@@ -33,8 +33,8 @@ func (b *Baker) runStartCommands(ctx context.Context, j *job, id hostapi.Machine
 	return b.stepDone("start")
 }
 
-// checkStartCommands answers an error with its last words when a program of the template has ended: a snapshot without
-// it would be another template.
+// checkStartCommands returns an error with the last line of output if a program of the template has exited: a
+// snapshot without it would be another template.
 func (b *Baker) checkStartCommands(ctx context.Context, j *job, id hostapi.MachineID) error {
 	for _, s := range j.recipe.Start {
 		if s.Spec.Tag == "" {
@@ -77,7 +77,7 @@ func lastOutputLine(ctx context.Context, guest guestapi.Guest, tag string) strin
 	return ": " + out.Last()[0]
 }
 
-// check runs the template's own proof.
+// check runs the recipe's check of the finished template.
 func (b *Baker) check(ctx context.Context, j *job, id hostapi.MachineID) error {
 	if j.recipe.Check != "" {
 		j.step("check")

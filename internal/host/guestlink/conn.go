@@ -32,6 +32,7 @@ type conn struct {
 	writing sync.Mutex
 }
 
+// Read implements net.Conn.
 func (c *conn) Read(b []byte) (int, error) {
 	c.reading.Lock()
 	defer c.reading.Unlock()
@@ -43,6 +44,7 @@ func (c *conn) Read(b []byte) (int, error) {
 	return n, closedError(err)
 }
 
+// Write implements net.Conn.
 func (c *conn) Write(b []byte) (int, error) {
 	c.writing.Lock()
 	defer c.writing.Unlock()
@@ -67,13 +69,14 @@ func closedError(err error) error {
 	return err
 }
 
-// CloseWrite tells the program in the guest that no more will come.
+// CloseWrite ends the direction to the program in the guest.
 func (c *conn) CloseWrite() error {
 	c.writing.Lock()
 	defer c.writing.Unlock()
 	return closedError(linkError(c.st.SendFin(c.out.context(), nil)))
 }
 
+// Close implements net.Conn.
 func (c *conn) Close() error {
 	c.in.stop()
 	c.out.stop()
@@ -118,7 +121,7 @@ func (l *deadline) set(t time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.timer != nil && !l.timer.Stop() {
-		<-l.done // it is about to close
+		<-l.done // the timer has fired and is about to close it
 	}
 	l.timer = nil
 	passed := l.passed()
@@ -148,7 +151,7 @@ func (l *deadline) stop() {
 	l.timer = nil
 }
 
-// context ends when the deadline passes that is set now, or that it is moved to before.
+// context returns a context that ends when the deadline passes, as set now or moved before it passed.
 func (l *deadline) context() context.Context {
 	l.mu.Lock()
 	defer l.mu.Unlock()

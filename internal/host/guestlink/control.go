@@ -6,8 +6,8 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
 )
 
-// Freeze implements guestapi.Guest. When it fails, the channel is as before; whether the workload was
-// frozen is not known then, and Thaw is right.
+// Freeze implements guestapi.Guest. If it fails, the channel is as before and the workload may be frozen or not:
+// the caller should call Thaw.
 func (l *Link) Freeze(ctx context.Context, sync bool) error {
 	request := guestapi.AppendRequest(nil, guestapi.OpFreeze, guestapi.AppendFreeze(nil, sync))
 	st, err := l.h.OpenLast(ctx, request)
@@ -30,11 +30,11 @@ func (l *Link) Thaw(ctx context.Context) error {
 
 // Stats implements guestapi.Guest.
 func (l *Link) Stats(ctx context.Context) (guestapi.Stats, error) {
-	answer, err := l.call(ctx, guestapi.OpStats, nil)
+	response, err := l.call(ctx, guestapi.OpStats, nil)
 	if err != nil {
 		return guestapi.Stats{}, err
 	}
-	s, err := guestapi.ParseStats(answer)
+	s, err := guestapi.ParseStats(response)
 	if err != nil {
 		return guestapi.Stats{}, linkError(err)
 	}
@@ -43,11 +43,11 @@ func (l *Link) Stats(ctx context.Context) (guestapi.Stats, error) {
 
 // Ports implements guestapi.Guest.
 func (l *Link) Ports(ctx context.Context) ([]guestapi.Port, error) {
-	answer, err := l.call(ctx, guestapi.OpPorts, nil)
+	response, err := l.call(ctx, guestapi.OpPorts, nil)
 	if err != nil {
 		return nil, err
 	}
-	all, err := guestapi.ParsePorts(answer, maxListed)
+	all, err := guestapi.ParsePorts(response, maxListed)
 	if err != nil {
 		return nil, linkError(err)
 	}

@@ -18,11 +18,11 @@ func (l *Link) Stat(ctx context.Context, path, user string) (guestapi.FileInfo, 
 // List implements guestapi.Guest.
 func (l *Link) List(ctx context.Context, path, user string, depth int) ([]guestapi.FileInfo, error) {
 	r := guestapi.FileRequest{Path: path, User: user, Depth: depth}
-	answer, err := l.call(ctx, guestapi.OpList, guestapi.AppendFileRequest(nil, &r))
+	response, err := l.call(ctx, guestapi.OpList, guestapi.AppendFileRequest(nil, &r))
 	if err != nil {
 		return nil, err
 	}
-	all, err := guestapi.ParseFileInfos(answer, maxEntries)
+	all, err := guestapi.ParseFileInfos(response, maxEntries)
 	if err != nil {
 		return nil, linkError(err)
 	}
@@ -47,40 +47,40 @@ func (l *Link) MakeDir(ctx context.Context, path, user string) (guestapi.FileInf
 }
 
 func (l *Link) file(ctx context.Context, op guestapi.Op, r guestapi.FileRequest) (guestapi.FileInfo, error) {
-	answer, err := l.call(ctx, op, guestapi.AppendFileRequest(nil, &r))
+	response, err := l.call(ctx, op, guestapi.AppendFileRequest(nil, &r))
 	if err != nil {
 		return guestapi.FileInfo{}, err
 	}
-	return parseFile(answer)
+	return parseFile(response)
 }
 
-func parseFile(answer []byte) (guestapi.FileInfo, error) {
-	i, err := guestapi.ParseFileInfo(answer)
+func parseFile(response []byte) (guestapi.FileInfo, error) {
+	i, err := guestapi.ParseFileInfo(response)
 	if err != nil {
 		return i, linkError(err)
 	}
 	return i, nil
 }
 
-// Read implements guestapi.Guest. The reader ends with ctx too.
+// Read implements guestapi.Guest. The reader ends with ctx, too.
 func (l *Link) Read(
 	ctx context.Context,
 	path, user string,
 	offset, length int64,
 ) (guestapi.FileInfo, io.ReadCloser, error) {
 	r := guestapi.FileRequest{Path: path, User: user, Offset: offset, Length: length}
-	st, answer, err := l.open(ctx, guestapi.OpRead, guestapi.AppendFileRequest(nil, &r))
+	st, response, err := l.open(ctx, guestapi.OpRead, guestapi.AppendFileRequest(nil, &r))
 	if err != nil {
 		return guestapi.FileInfo{}, nil, err
 	}
-	i, err := parseFile(answer)
+	i, err := parseFile(response)
 	if err != nil {
 		return i, nil, cancelStream(st, err)
 	}
 	return i, &content{ctx: ctx, st: st}, nil
 }
 
-// content is the messages of a stream as a reader.
+// content reads the messages of a stream.
 type content struct {
 	ctx  context.Context // of the call that opened it
 	st   *mux.Stream
@@ -123,11 +123,11 @@ func (l *Link) Write(
 	if err := sendAll(ctx, st, r); err != nil {
 		return guestapi.FileInfo{}, cancelStream(st, err)
 	}
-	answer, err := l.finish(ctx, st, nil)
+	response, err := l.finish(ctx, st, nil)
 	if err != nil {
 		return guestapi.FileInfo{}, err
 	}
-	return parseFile(answer)
+	return parseFile(response)
 }
 
 func sendAll(ctx context.Context, st *mux.Stream, r io.Reader) error {
@@ -136,7 +136,7 @@ func sendAll(ctx context.Context, st *mux.Stream, r io.Reader) error {
 		n, err := io.ReadFull(r, buf)
 		end := err == io.EOF || errors.Is(err, io.ErrUnexpectedEOF)
 		if err != nil && !end {
-			return fmt.Errorf("read what is to be written: %w", err)
+			return fmt.Errorf("read the content to write: %w", err)
 		}
 		if end {
 			err = st.SendFin(ctx, buf[:n])

@@ -13,7 +13,7 @@ import (
 	"github.com/pandastack/pandastack/internal/lib/mux"
 )
 
-// hostileGuest is a guest end that speaks the protocol well and answers every request with the same messages.
+// hostileGuest is a guest's end of the protocol that responds to every request with the same messages.
 type hostileGuest struct {
 	messages [][]byte
 	reset    *mux.ResetError
@@ -57,7 +57,7 @@ func serveHostile(t *testing.T, l *hostileGuest) *guestlink.Link {
 	return open(t, host, guestlink.Options{})
 }
 
-// requests are all that have an answer.
+// requests are all requests that have a response.
 func requests(t *testing.T, l *guestlink.Link) map[string]func() error {
 	ctx := within(t)
 	return map[string]func() error{
@@ -78,31 +78,31 @@ func requests(t *testing.T, l *guestlink.Link) map[string]func() error {
 	}
 }
 
-// TestNonsenseIsAnError and the link lives on.
-func TestNonsenseIsAnError(t *testing.T) {
+// Malformed responses are errors, and the link survives them.
+func TestMalformedResponsesAreErrors(t *testing.T) {
 	for name, l := range map[string]*hostileGuest{
-		"nothing":         {},
-		"an empty answer": {messages: [][]byte{{}}},
-		"garbage":         {messages: [][]byte{append([]byte{0}, strings.Repeat("\xff", 1000)...)}},
-		"unknown code":    {messages: [][]byte{{200, 1, 'x'}}},
-		"unknown reset":   {reset: &mux.ResetError{Code: 60_000, Text: "x"}},
+		"no message":       {},
+		"an empty message": {messages: [][]byte{{}}},
+		"garbage":          {messages: [][]byte{append([]byte{0}, strings.Repeat("\xff", 1000)...)}},
+		"unknown code":     {messages: [][]byte{{200, 1, 'x'}}},
+		"unknown reset":    {reset: &mux.ResetError{Code: 60_000, Text: "x"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			link := serveHostile(t, l)
 			for what, do := range requests(t, link) {
 				if err := do(); err == nil || errors.Is(err, guestapi.ErrLost) {
-					t.Errorf("%s: %v", what, err)
+					t.Errorf("%s = %v, want an error other than a lost channel", what, err)
 				}
 			}
 		})
 	}
 }
 
-// TestEndlessAnswersAreCut: an answer that does not end is an error, not the host's memory.
-func TestEndlessAnswersAreCut(t *testing.T) {
+// A response that does not end is an error and does not fill the host's memory.
+func TestEndlessResponseIsAnError(t *testing.T) {
 	link := serveHostile(t, &hostileGuest{messages: [][]byte{{0}, make([]byte, 64000)}, endless: true})
 	if _, err := link.List(within(t), "/", "", 1); !errors.Is(err, guestapi.ErrInternal) {
-		t.Errorf("got %v", err)
+		t.Errorf("List() = %v, want %v", err, guestapi.ErrInternal)
 	}
 }
 
@@ -114,12 +114,12 @@ func TestErrorTextIsPrintable(t *testing.T) {
 		t.Fatal(err)
 	}
 	if s := err.Error(); !utf8.ValidString(s) || strings.ContainsAny(s, "\x1b\n") || len(s) > guestapi.MaxText {
-		t.Errorf("got %q", s)
+		t.Errorf("error text is %q, want at most %d bytes of printable UTF-8", s, guestapi.MaxText)
 	}
 }
 
-// TestAProcessOfLies: events that make no sense end the follower, not the host.
-func TestAProcessOfLies(t *testing.T) {
+// Malformed events end the reading of the process and nothing else.
+func TestMalformedProcessEvents(t *testing.T) {
 	for name, event := range map[string][]byte{
 		"unknown stream": {9, 0, 'x'}, "negative offset": {1, 1, 'x'}, "exit of nothing": {0, 0}, "empty": {},
 	} {
@@ -129,7 +129,7 @@ func TestAProcessOfLies(t *testing.T) {
 			t.Fatal(err)
 		}
 		if _, err := p.Next(within(t)); !errors.Is(err, guestapi.ErrInternal) {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("Next() of %s = %v, want %v", name, err, guestapi.ErrInternal)
 		}
 		_ = p.Close()
 	}
@@ -139,11 +139,11 @@ func TestAProcessOfLies(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := p.Next(within(t)); err == nil || err == io.EOF {
-		t.Errorf("end without an exit: %v", err)
+		t.Errorf("Next() after an end without an exit = %v, want an error other than io.EOF", err)
 	}
 }
 
-// TestDeadGuestEndsEveryCall that waits.
+// Every call that waits returns when the guest dies.
 func TestDeadGuestEndsEveryCall(t *testing.T) {
 	host, guest := channel(t)
 	link := open(t, host, guestlink.Options{})
@@ -153,19 +153,19 @@ func TestDeadGuestEndsEveryCall(t *testing.T) {
 		go func() { errs <- do() }()
 	}
 	go func() { _, _ = io.Copy(io.Discard, guest) }()
-	buf := []byte("no answer to anything")
+	buf := []byte("no response to anything")
 	if _, err := guest.Write(buf); err != nil {
 		t.Fatal(err)
 	}
 	_ = guest.Close()
 	for range all {
 		if err := <-errs; !errors.Is(err, guestapi.ErrLost) {
-			t.Errorf("got %v", err)
+			t.Errorf("call over a lost channel = %v, want %v", err, guestapi.ErrLost)
 		}
 	}
 	select {
 	case <-link.Done():
 	default:
-		t.Error("the link is not done")
+		t.Error("Done() is open after the guest died, want it closed")
 	}
 }

@@ -2,8 +2,8 @@
 //
 // It owns the connection and the session on it. It knows nothing of monitors, machines or sandboxes. All
 // that a guest sends is bounded and checked before it is returned: lengths, numbers of entries, and the
-// text of errors, which is made printable. A guest that breaks the protocol loses its link; one that
-// tells lies in well-formed answers is believed by nobody here.
+// text of errors, which is made printable. A guest that breaks the protocol loses its link. Well-formed responses
+// are passed on, true or not.
 //
 // A Link may be used by many goroutines. It runs a few of its own, which Close waits for.
 package guestlink
@@ -21,40 +21,41 @@ import (
 	"github.com/pandastack/pandastack/internal/lib/mux"
 )
 
-// Bounds of what one answer may hold.
+// Bounds of one response.
 const (
 	maxResponse = 64 << 20 // bytes
 	maxEntries  = 1 << 17  // files of a listing
 	maxListed   = 1 << 14  // processes, ports
-	messageSize = 32 << 10 // bytes of content a message; what the guest's device writes at once
+	messageSize = 32 << 10 // bytes of content in a message; what the guest's device writes at once
 )
 
 // Options of a new link.
 type Options struct {
-	// Generation of the machine. A guest that was last confirmed with another refuses all but a restore.
+	// Generation of the machine. A guest that last confirmed another one refuses everything but a restore.
 	Generation uint64
-	// Identity, if not nil, is sent right behind the greeting; Ready waits for its confirmation.
+	// Identity, if not nil, is sent right after the greeting; Ready waits for its confirmation.
 	Identity *guestapi.Identity
-	// Resync says that the channel may hold half of somebody's frames: the link is the first of a new
-	// process over a machine that lives on.
+	// Resync is set if the channel may hold half of an earlier frame: the link is the first of a new host
+	// process to a machine that kept running.
 	Resync bool
 }
 
 // Link is a machine's guest as the host sees it.
 type Link struct {
 	h        *mux.Host
-	ctx      context.Context // ends with Close; for what outlives the call that began it
+	ctx      context.Context // ends with Close; for work that outlives the call that began it
 	cancel   context.CancelCauseFunc
 	wg       sync.WaitGroup
-	restored chan struct{} // closed when the restore was answered
+	restored chan struct{} // closed when the restore has ended
 	err      error         // of the restore; read after restored
 }
 
 var _ guestapi.Guest = (*Link)(nil)
 
-// Open greets the guest over conn, which the link owns from now on. It does not wait: the guest may be
-// about to be started. Requests may be made at once; they wait for the guest. Of ctx only its values
-// live on.
+// Open greets the guest over conn, which the link owns from now on.
+//
+// It does not wait for the guest, which may not have been started yet; requests may be made at once and wait for
+// it. The link keeps the values of ctx but not its end.
 func Open(ctx context.Context, conn net.Conn, opt Options) (*Link, error) {
 	hello := mux.Hello{Generation: opt.Generation}
 	if _, err := rand.Read(hello.Nonce[:]); err != nil {
@@ -78,7 +79,7 @@ func Open(ctx context.Context, conn net.Conn, opt Options) (*Link, error) {
 	return l, nil
 }
 
-// Ready waits until the guest has answered the greeting and, if there was an identity, has become it.
+// Ready waits until the guest has confirmed the greeting and, if there was an identity, the restore.
 func (l *Link) Ready(ctx context.Context) error {
 	if err := l.h.Greeted(ctx); err != nil {
 		return fmt.Errorf("greet guest: %w", linkError(err))
@@ -97,7 +98,7 @@ func (l *Link) Ready(ctx context.Context) error {
 // Done is closed when the link has ended, by Close or because the channel did.
 func (l *Link) Done() <-chan struct{} { return l.h.Done() }
 
-// Close ends the link. Processes in the guest live on. It returns when nothing of the link is left.
+// Close ends the link and waits for its goroutines. Processes in the guest keep running.
 func (l *Link) Close() error {
 	l.cancel(guestapi.ErrLost)
 	err := l.h.Close()
@@ -105,7 +106,7 @@ func (l *Link) Close() error {
 	return err
 }
 
-// linkError translates an error of the channel.
+// linkError translates an error of the channel into one of guestapi.
 func linkError(err error) error {
 	var reset *mux.ResetError
 	switch {
@@ -124,8 +125,8 @@ func linkError(err error) error {
 	return err
 }
 
-// begin opens a stream with a request, and returns what of the request did not fit into one message. The
-// caller resets the stream. With fin the request is all the host sends.
+// begin opens a stream with a request and returns the part of the request that did not fit into one message. The
+// caller resets the stream. fin means that the host sends nothing after the request.
 func (l *Link) begin(ctx context.Context, op guestapi.Op, body []byte, fin bool) (*mux.Stream, []byte, error) {
 	if len(body) > guestapi.MaxRequest {
 		return nil, nil, fmt.Errorf(
@@ -144,7 +145,7 @@ func (l *Link) begin(ctx context.Context, op guestapi.Op, body []byte, fin bool)
 	return st, rest, nil
 }
 
-// open begins a request that goes on in both directions, and takes the first message of its answer.
+// open begins a request that continues in both directions, and returns the first message of its response.
 func (l *Link) open(ctx context.Context, op guestapi.Op, body []byte) (*mux.Stream, []byte, error) {
 	st, rest, err := l.begin(ctx, op, body, false)
 	if err != nil {
@@ -153,29 +154,29 @@ func (l *Link) open(ctx context.Context, op guestapi.Op, body []byte) (*mux.Stre
 	if err := l.send(ctx, st, rest, false); err != nil {
 		return nil, nil, cancelStream(st, err)
 	}
-	answer, err := l.first(ctx, st)
+	response, err := l.first(ctx, st)
 	if err != nil {
 		return nil, nil, cancelStream(st, err)
 	}
-	return st, answer, nil
+	return st, response, nil
 }
 
-// first takes the first message of an answer.
+// first returns the body of the first message of a response.
 func (l *Link) first(ctx context.Context, st *mux.Stream) ([]byte, error) {
-	answer, err := st.Recv(ctx)
+	response, err := st.Recv(ctx)
 	if err == io.EOF {
 		err = guestapi.ErrFormat
 	}
 	if err == nil {
-		answer, err = guestapi.ParseStatus(answer)
+		response, err = guestapi.ParseStatus(response)
 	}
 	if err != nil {
 		return nil, linkError(err)
 	}
-	return answer, nil
+	return response, nil
 }
 
-// cancelStream tells the guest that nobody waits for the stream any more, and returns err.
+// cancelStream notifies the guest that the stream is no longer read, and returns err.
 func cancelStream(st *mux.Stream, err error) error {
 	st.Reset(uint16(guestapi.ErrorCode(context.Canceled)), "")
 	return err
@@ -198,28 +199,28 @@ func (l *Link) send(ctx context.Context, st *mux.Stream, rest []byte, fin bool) 
 	return nil
 }
 
-// finish sends the rest of a request and takes the whole answer. The stream is over afterwards.
+// finish sends the rest of a request and returns the whole response. It ends the stream.
 func (l *Link) finish(ctx context.Context, st *mux.Stream, rest []byte) ([]byte, error) {
 	if err := l.send(ctx, st, rest, true); err != nil {
 		return nil, cancelStream(st, err)
 	}
-	answer, err := l.first(ctx, st)
+	response, err := l.first(ctx, st)
 	for err == nil {
 		var more []byte
 		if more, err = st.Recv(ctx); err == nil {
-			if answer = append(answer, more...); len(answer) > maxResponse {
+			if response = append(response, more...); len(response) > maxResponse {
 				err = guestapi.ErrFormat
 			}
 		}
 	}
 	if err == io.EOF {
 		st.Drop()
-		return answer, nil
+		return response, nil
 	}
 	return nil, cancelStream(st, linkError(err))
 }
 
-// call makes a request with one answer.
+// call makes a request with one response.
 func (l *Link) call(ctx context.Context, op guestapi.Op, body []byte) ([]byte, error) {
 	st, rest, err := l.begin(ctx, op, body, true)
 	if err != nil {

@@ -19,7 +19,7 @@ import (
 	"github.com/pandastack/pandastack/internal/host/guestlink"
 )
 
-// stub answers a few requests; all others panic, since there is nothing behind them.
+// stub serves a few requests; all others panic.
 type stub struct {
 	guestapi.Backend
 	mu       sync.Mutex
@@ -134,7 +134,7 @@ func TestFilesOfAnySize(t *testing.T) {
 		want := bytes.Repeat([]byte("panda"), size/5+1)[:size]
 		info, err := l.Write(ctx, "/x", guestapi.WriteOptions{Size: -1}, bytes.NewReader(want))
 		if err != nil || info.Size != int64(size) {
-			t.Fatalf("write %d bytes: %+v, %v", size, info, err)
+			t.Fatalf("Write(%d bytes) = %+v, %v", size, info, err)
 		}
 		_, r, err := l.Read(ctx, "/x", "", 0, -1)
 		if err != nil {
@@ -142,12 +142,12 @@ func TestFilesOfAnySize(t *testing.T) {
 		}
 		got, err := io.ReadAll(r)
 		if err != nil || !bytes.Equal(got, want) {
-			t.Fatalf("read %d bytes: got %d, %v", size, len(got), err)
+			t.Fatalf("Read() = %d bytes, %v, want the %d that were written", len(got), err, size)
 		}
 		_ = r.Close()
 	}
 	if _, _, err := l.Read(ctx, "/y", "", 0, -1); !errors.Is(err, guestapi.ErrNotFound) {
-		t.Fatalf("missing file: %v", err)
+		t.Fatalf("Read(missing file) = %v, want %v", err, guestapi.ErrNotFound)
 	}
 }
 
@@ -157,10 +157,10 @@ func TestPanicFailsOneRequest(t *testing.T) {
 	l := open(t, host, guestlink.Options{})
 	ctx := within(t)
 	if _, err := l.Ports(ctx); !errors.Is(err, guestapi.ErrInternal) {
-		t.Fatalf("got %v", err)
+		t.Fatalf("Ports() = %v from a guest that panics, want %v", err, guestapi.ErrInternal)
 	}
 	if st, err := l.Stats(ctx); err != nil || st.CPUs != 3 {
-		t.Fatalf("after a panic: %+v, %v", st, err)
+		t.Fatalf("Stats() after a panic = %+v, %v, want 3 CPUs", st, err)
 	}
 }
 
@@ -176,10 +176,10 @@ func TestForeignGenerationNeedsRestore(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, _, err := l.Read(ctx, "/x", "", 0, -1); !errors.Is(err, guestapi.ErrBusy) {
-		t.Fatalf("read before restore: %v", err)
+		t.Fatalf("Read() before a restore = %v, want %v", err, guestapi.ErrBusy)
 	}
 	if err := l.Thaw(ctx); !errors.Is(err, guestapi.ErrBusy) {
-		t.Fatalf("thaw before restore: %v", err)
+		t.Fatalf("Thaw() before a restore = %v, want %v", err, guestapi.ErrBusy)
 	}
 	_ = l.Close()
 	stop()
@@ -188,10 +188,10 @@ func TestForeignGenerationNeedsRestore(t *testing.T) {
 	id := guestapi.Identity{MachineID: "mch1", Hostname: "h", Files: map[string][]byte{"/t": make([]byte, 700<<10)}}
 	l = open(t, host, guestlink.Options{Generation: 7, Identity: &id})
 	if _, _, err := l.Read(ctx, "/x", "", 0, -1); !errors.Is(err, guestapi.ErrBusy) {
-		t.Fatalf("read behind a failing restore: %v", err)
+		t.Fatalf("Read() after a failed restore = %v, want %v", err, guestapi.ErrBusy)
 	}
 	if err := l.Ready(ctx); err == nil {
-		t.Fatal("restore should fail")
+		t.Fatal("Ready() = nil after a failed restore, want its error")
 	}
 	_ = l.Close()
 	stop()
@@ -203,7 +203,7 @@ func TestForeignGenerationNeedsRestore(t *testing.T) {
 	serve(t, srv, guest)
 	l = open(t, host, guestlink.Options{Generation: 7, Identity: &id})
 	if _, r, err := l.Read(ctx, "/x", "", 0, -1); err != nil {
-		t.Fatalf("read behind a restore: %v", err)
+		t.Fatalf("Read() after a restore: %v", err)
 	} else {
 		_ = r.Close()
 	}
@@ -211,13 +211,13 @@ func TestForeignGenerationNeedsRestore(t *testing.T) {
 		t.Fatal(err)
 	}
 	if len(s.restored) != 1 || len(s.restored[0].Files["/t"]) != 700<<10 {
-		t.Fatalf("restored as %d identities", len(s.restored))
+		t.Fatalf("the guest was restored %d times, want once and with the whole file", len(s.restored))
 	}
 }
 
-// TestFailedRestoreIsClosed also where the generation is the one that was confirmed before, as in copies
-// of one image.
-func TestFailedRestoreIsClosed(t *testing.T) {
+// A guest whose restore failed refuses requests even if it confirmed the same generation before, as in copies of
+// one image.
+func TestFailedRestoreRefusesRequests(t *testing.T) {
 	host, guest := channel(t)
 	s := &stub{files: map[string][]byte{"/x": []byte("1")}}
 	srv := server.New(s)
@@ -240,32 +240,37 @@ func TestFailedRestoreIsClosed(t *testing.T) {
 	s.mu.Unlock()
 	l = again()
 	if err := l.Ready(ctx); err == nil {
-		t.Fatal("restore should fail")
+		t.Fatal("Ready() = nil after a failed restore, want its error")
 	}
 	opt.Identity = nil
 	for range 2 {
 		if err := l.Thaw(ctx); !errors.Is(err, guestapi.ErrBusy) || !s.frozen {
-			t.Errorf("thaw after a failed restore: %v, frozen %v", err, s.frozen)
+			t.Errorf(
+				"Thaw() after a failed restore = %v, frozen %v, want %v and frozen",
+				err,
+				s.frozen,
+				guestapi.ErrBusy,
+			)
 		}
 		if _, _, err := l.Read(ctx, "/x", "", 0, -1); !errors.Is(err, guestapi.ErrBusy) {
-			t.Errorf("read after a failed restore: %v", err)
+			t.Errorf("Read() after a failed restore = %v, want %v", err, guestapi.ErrBusy)
 		}
 		l = again()
 	}
 }
 
-// endedProcess is a process that has ended.
+// endedProcess is a process that has exited.
 type endedProcess struct {
 	guestapi.Process
-	told bool
+	exited bool
 }
 
 func (*endedProcess) PID() uint32 { return 7 }
 func (p *endedProcess) Next(context.Context) (guestapi.Event, error) {
-	if p.told {
+	if p.exited {
 		return guestapi.Event{}, io.EOF
 	}
-	p.told = true
+	p.exited = true
 	return guestapi.Event{Exit: &guestapi.Exit{Code: 3}}, nil
 }
 func (*endedProcess) Close() error { return nil }
@@ -274,7 +279,7 @@ func (s *stub) Start(context.Context, guestapi.ProcessSpec) (guestapi.Process, e
 	return &endedProcess{}, nil
 }
 
-// counted counts what is written.
+// counted counts the writes to a connection.
 type counted struct {
 	net.Conn
 	writes atomic.Int64
@@ -285,9 +290,8 @@ func (c *counted) Write(b []byte) (int, error) {
 	return c.Conn.Write(b)
 }
 
-// TestEndedProcessesCostNothing: a process that ended is closed without a word to the guest, and leaves no stream
-// at either end.
-func TestEndedProcessesCostNothing(t *testing.T) {
+// Closing a process that has exited sends nothing to the guest and leaves no stream at either end.
+func TestClosingExitedProcessSendsNothing(t *testing.T) {
 	host, guest := channel(t)
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(t.Context(), guest, &stub{}) }()
@@ -299,7 +303,7 @@ func TestEndedProcessesCostNothing(t *testing.T) {
 	if err := l.Ready(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	const times = 600 // more than there may be streams
+	const times = 600 // more than the limit of streams
 	began := conn.writes.Load()
 	for range times {
 		p, err := l.Start(t.Context(), guestapi.ProcessSpec{Shell: "true"})
@@ -307,17 +311,17 @@ func TestEndedProcessesCostNothing(t *testing.T) {
 			t.Fatal(err)
 		}
 		if e, err := p.Next(t.Context()); err != nil || e.Exit == nil || e.Exit.Code != 3 {
-			t.Fatalf("%+v, %v", e, err)
+			t.Fatalf("Next() = %+v, %v, want exit code 3", e, err)
 		}
 		if err := p.Close(); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := p.Next(t.Context()); err != io.EOF {
-			t.Fatalf("after the end: %v", err)
+			t.Fatalf("Next() after the exit = %v, want io.EOF", err)
 		}
 	}
 	if n := conn.writes.Load() - began; n > times {
-		t.Errorf("%d writes for %d processes", n, times)
+		t.Errorf("%d writes for %d processes, want at most one for each", n, times)
 	}
 	if err := l.Close(); err != nil {
 		t.Error(err)

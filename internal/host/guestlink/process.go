@@ -27,11 +27,11 @@ func (l *Link) Attach(ctx context.Context, ref guestapi.ProcessRef, from guestap
 
 // Processes implements guestapi.Guest.
 func (l *Link) Processes(ctx context.Context) ([]guestapi.ProcessInfo, error) {
-	answer, err := l.call(ctx, guestapi.OpProcesses, nil)
+	response, err := l.call(ctx, guestapi.OpProcesses, nil)
 	if err != nil {
 		return nil, err
 	}
-	all, err := guestapi.ParseProcessInfos(answer, maxListed)
+	all, err := guestapi.ParseProcessInfos(response, maxListed)
 	if err != nil {
 		return nil, linkError(err)
 	}
@@ -49,11 +49,11 @@ func (l *Link) Signal(ctx context.Context, ref guestapi.ProcessRef, signal int, 
 }
 
 func (l *Link) process(ctx context.Context, op guestapi.Op, body []byte) (guestapi.Process, error) {
-	st, answer, err := l.open(ctx, op, body)
+	st, response, err := l.open(ctx, op, body)
 	if err != nil {
 		return nil, err
 	}
-	pid, err := guestapi.ParsePID(answer)
+	pid, err := guestapi.ParsePID(response)
 	if err != nil {
 		return nil, cancelStream(st, linkError(err))
 	}
@@ -65,7 +65,7 @@ type process struct {
 	l     *Link
 	st    *mux.Stream
 	pid   uint32
-	ended atomic.Bool // its exit was received: the guest has let go of the stream
+	ended atomic.Bool // the exit was received: the guest has released the stream
 	in    sync.Mutex  // held while something is sent
 }
 
@@ -121,8 +121,8 @@ func (p *process) Resize(ctx context.Context, size guestapi.Size) error {
 	return err
 }
 
-// Close tells the guest, unless the process has ended: whatever is told it then comes in the way of the next
-// request.
+// Close notifies the guest, unless the process has ended: the guest has then released the stream already, and a
+// notification would only delay the next request.
 func (p *process) Close() error {
 	if p.ended.Load() {
 		p.st.Drop()

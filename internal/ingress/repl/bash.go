@@ -18,21 +18,21 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
 )
 
-// bashProtocol finds marks on both outputs: one ends the cell, others carry what display shows; all else is what the
-// cell printed.
+// bashProtocol finds marks in both outputs: one ends the cell, others carry the content of display; the rest is output
+// of the cell.
 type bashProtocol struct {
 	mark     string
 	out, err markScanner
 }
 
-// markScanner is one output of the shell.
+// markScanner separates the marks from one output of the shell.
 type markScanner struct {
-	pending []byte // not told yet: may begin the mark, or a character
+	pending []byte // not emitted yet: may be the beginning of a mark or a character
 	done    bool
 	code    int
 }
 
-// bashReadyMark is what the driver prints before it reads a cell.
+// bashReadyMark is the output of the driver before it reads a cell.
 const bashReadyMark = "\x01\x02"
 
 var validName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
@@ -78,10 +78,10 @@ func (t *bashProtocol) handle(e guestapi.Event, yield func(Event) error) (int, b
 	return t.out.code, true, nil
 }
 
-// feed adds what was printed and tells what can be told of it: valid UTF-8, and what is shown, without the marks.
+// feed adds output, and emits what is complete: text as valid UTF-8, and the content of display, without the marks.
 func (h *markScanner) feed(data []byte, mark string, text func(string) error, shown func([]byte) error) error {
 	if h.done {
-		return nil // a background job of the cell that prints on
+		return nil // output of a background job of the cell
 	}
 	h.pending = append(h.pending, data...)
 	open := []byte("\x01" + mark)
@@ -117,7 +117,7 @@ func (h *markScanner) feed(data []byte, mark string, text func(string) error, sh
 			}
 			h.pending, from = append([]byte(nil), behind...), 0
 		case after[0] == '=' && len(inner) > maxLine:
-			return errors.New("what the cell shows is too large")
+			return errors.New("the content of display is too large")
 		case after[0] == ':' || after[0] == '=':
 			return h.emit(i, text)
 		default:
@@ -125,13 +125,14 @@ func (h *markScanner) feed(data []byte, mark string, text func(string) error, sh
 		}
 	}
 	cut := len(h.pending)
-	if i := bytes.LastIndexByte(h.pending, 1); i >= 0 && len(h.pending)-i <= len(open) && bytes.HasPrefix(open, h.pending[i:]) {
+	if i := bytes.LastIndexByte(h.pending, 1); i >= 0 && len(h.pending)-i <= len(open) &&
+		bytes.HasPrefix(open, h.pending[i:]) {
 		cut = i
 	}
 	return h.emit(completeRunes(h.pending[:cut]), text)
 }
 
-// emit gives away the first bytes and keeps the others.
+// emit emits the first n bytes and keeps the others.
 func (h *markScanner) emit(n int, text func(string) error) error {
 	out := validUTF8(h.pending[:n])
 	h.pending = append([]byte(nil), h.pending[n:]...)
@@ -140,16 +141,16 @@ func (h *markScanner) emit(n int, text func(string) error) error {
 
 func validUTF8(b []byte) string { return strings.ToValidUTF8(string(b), "\uFFFD") }
 
-// displayEvent reads what display was given: a type of content, a colon, and the content in base64.
+// displayEvent decodes the argument of display: a media type, a colon, and the content in base64.
 func displayEvent(b []byte) Event {
 	kind, encoded, whole := bytes.Cut(b, []byte{':'})
 	content, err := base64.StdEncoding.DecodeString(string(encoded))
 	if err != nil || !whole {
-		return Event{Kind: Stderr, Text: "display: what was shown did not come whole\n"}
+		return Event{Kind: Stderr, Text: "display: the content was cut off\n"}
 	}
 	media, _, err := mime.ParseMediaType(validUTF8(kind))
 	if err != nil || !strings.Contains(media, "/") {
-		return Event{Kind: Stderr, Text: "display: name a type of content, such as image/png\n"}
+		return Event{Kind: Stderr, Text: "display: give a media type, such as image/png\n"}
 	}
 	data := map[string]any{}
 	switch {
@@ -158,7 +159,7 @@ func displayEvent(b []byte) Event {
 	case strings.HasSuffix(media, "json"):
 		var v any
 		if err := json.Unmarshal(content, &v); err != nil {
-			return Event{Kind: Stderr, Text: "display: this is not JSON: " + err.Error() + "\n"}
+			return Event{Kind: Stderr, Text: "display: the content is not JSON: " + err.Error() + "\n"}
 		}
 		data[media] = v
 	case strings.HasPrefix(media, "text/") || strings.HasSuffix(media, "+xml"):
@@ -172,7 +173,7 @@ func displayEvent(b []byte) Event {
 	return Event{Kind: Result, Data: data}
 }
 
-// tableData makes a table of lines of values, the first of which names the columns. What cannot be read is text alone.
+// tableData turns CSV, whose first line names the columns, into a table. Content that is not CSV stays text.
 func tableData(content []byte) map[string]any {
 	out := map[string]any{"text/plain": validUTF8(content)}
 	r := csv.NewReader(strings.NewReader(validUTF8(content)))
@@ -205,7 +206,7 @@ func tableData(content []byte) map[string]any {
 	return out
 }
 
-// parseNumber gives a value as the number that it reads as, if JSON has that.
+// parseNumber returns the number that text is in JSON, or text itself.
 func parseNumber(text string) any {
 	var n float64
 	if json.Unmarshal([]byte(text), &n) == nil {
@@ -214,7 +215,7 @@ func parseNumber(text string) any {
 	return text
 }
 
-// completeRunes gives how much of b does not end within a character.
+// completeRunes returns the length of b without an incomplete character at its end.
 func completeRunes(b []byte) int {
 	for i := 1; i < utf8.UTFMax && i <= len(b); i++ {
 		c := b[len(b)-i]

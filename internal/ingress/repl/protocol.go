@@ -11,12 +11,12 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
 )
 
-// protocol is one cell's conversation with a driver.
+// protocol is one cell's exchange with a driver.
 type protocol interface {
 	request(cell Cell) []byte
-	// handle reads what the driver's process printed; ended with its code when the cell is over.
+	// handle reads output of the driver. ended is set with the cell's exit code when the cell is over.
 	handle(e guestapi.Event, yield func(Event) error) (code int, ended bool, err error)
-	lastOutput() string // what a driver that died said last, as the end of a sentence
+	lastOutput() string // the last output of a driver that exited, as the end of a sentence
 }
 
 func newProtocol(l Language) protocol {
@@ -29,13 +29,13 @@ func newProtocol(l Language) protocol {
 	return &jsonProtocol{id: id}
 }
 
-// maxLine bounds one answer of a driver, in bytes: an image or a table in it is not larger.
+// maxLine bounds one message of a driver, and so an image or a table in it, in bytes.
 const maxLine = 64 << 20
 
-// maxLastOutput bounds what is kept of a driver's last words, in bytes.
+// maxLastOutput bounds how much of a driver's last output is kept, in bytes.
 const maxLastOutput = 2000
 
-// jsonProtocol speaks lines of JSON, as the drivers of Python and JavaScript do.
+// jsonProtocol is lines of JSON, the protocol of the drivers of Python and JavaScript.
 type jsonProtocol struct {
 	id         string
 	line       []byte
@@ -70,7 +70,7 @@ func (t *jsonProtocol) handle(e guestapi.Event, yield func(Event) error) (int, b
 	for {
 		head, rest, whole := bytes.Cut(data, []byte{'\n'})
 		if len(t.line)+len(head) > maxLine {
-			return 0, false, errors.New("the driver's answer is too large")
+			return 0, false, errors.New("the message of the driver is too large")
 		}
 		t.line = append(t.line, head...)
 		if !whole {
@@ -86,8 +86,8 @@ func (t *jsonProtocol) handle(e guestapi.Event, yield func(Event) error) (int, b
 
 func (t *jsonProtocol) handleLine(line []byte, yield func(Event) error) (int, bool, error) {
 	var a driverMessage
-	// A line that is none of the driver's, or of an earlier cell whose background thread still prints, is
-	// dropped: the cell that it belongs to has ended.
+	// A line that is not a message of the driver, or belongs to an earlier cell whose background thread still
+	// prints, is dropped.
 	if json.Unmarshal(line, &a) != nil || a.ID != t.id {
 		return 0, false, nil
 	}

@@ -77,8 +77,8 @@ func TestShownAtEveryCut(t *testing.T) {
 			`{"application/json":{"a":1},"text/plain":"\u003capplication/json, 7 bytes\u003e"}`,
 			`{"text/html":"\u003cb\u003egrüß\u003c/b\u003e","text/plain":"\u003ctext/html, 13 bytes\u003e"}`,
 			`{"application/vnd.pandastack.data+json":{"a":[1,2],"b":["x","y"]},"text/html":"\u003ctable\u003e\u003ctr\u003e\u003cth\u003ea\u003c/th\u003e\u003cth\u003eb\u003c/th\u003e\u003c/tr\u003e\u003ctr\u003e\u003ctd\u003e1\u003c/td\u003e\u003ctd\u003ex\u003c/td\u003e\u003c/tr\u003e\u003ctr\u003e\u003ctd\u003e2\u003c/td\u003e\u003ctd\u003ey\u003c/td\u003e\u003c/tr\u003e\u003c/table\u003e","text/plain":"a,b\n1,x\n2,y\n"}`,
-			"\x01abcx", "display: what was shown did not come whole\n", "display: name a type of content, such as image/png\n",
-			"display: what was shown did not come whole\n",
+			"\x01abcx", "display: the content was cut off\n", "display: give a media type, such as image/png\n",
+			"display: the content was cut off\n",
 		}
 		if !ended || !slices.Equal(got, want) {
 			t.Fatalf("cut at %d: ended %v, %q\nwant %q", cut, ended, got, want)

@@ -1,10 +1,10 @@
-// Package repl runs cells of code in stateful contexts inside a sandbox: variables live on from cell to
-// cell, results come in rich forms, and a cell that takes too long is interrupted while its context lives.
+// Package repl runs cells of code in stateful contexts inside a sandbox.
 //
-// It owns the drivers (small programs in the language itself) and the talk with them. A context is a
-// process of the guest, found by its tag, so nothing is kept on the host: contexts live through
-// hibernation, and every fork has its own copies. What drivers say is a guest's word: it is bounded and
-// parsed defensively. Cells of one context run one after the other; everything else may run at once.
+// Variables stay from cell to cell, results have rich forms, and a cell that takes too long is interrupted while its
+// context keeps running. The package owns the drivers (small programs in the language itself) and the protocol
+// with them. A context is a process of the guest that is found by its tag; the host keeps no state, so contexts
+// survive hibernation and every fork has its own copies. Output of drivers is not trusted: it is bounded and parsed
+// defensively. Cells of one context run one after the other; everything else may run at once.
 package repl
 
 import (
@@ -34,10 +34,10 @@ const (
 	Bash       Language = "bash"
 )
 
-// Languages lists them.
+// Languages returns all languages.
 func Languages() []Language { return []Language{Python, JavaScript, Bash} }
 
-// ParseLanguage reads a language by its name or a usual other one; "" is Python.
+// ParseLanguage returns the language of a name or a usual alias; "" is Python.
 func ParseLanguage(text string) (Language, error) {
 	switch strings.ToLower(text) {
 	case "", "python", "python3", "py":
@@ -70,7 +70,7 @@ func (l Language) argv() []string {
 	}
 }
 
-// Context is a place where cells run.
+// Context is a process of the guest that runs cells and keeps their variables.
 type Context struct {
 	ID       string // lower-case letters and digits
 	Language Language
@@ -91,12 +91,12 @@ const (
 	Count  Kind = "count"  // Count: cells of this context so far
 )
 
-// Event is something that a cell did.
+// Event is output or a result of a cell.
 type Event struct {
 	Kind      Kind
 	Text      string         // valid UTF-8
-	Data      map[string]any // forms of a value by type of content; binary ones in base64
-	Main      bool           // the value of the cell's last expression
+	Data      map[string]any // representations of a value by media type; binary ones in base64
+	Main      bool           // it is the value of the cell's last expression
 	Name      string
 	Value     string
 	Traceback string
@@ -105,8 +105,8 @@ type Event struct {
 
 // Outcome is how a cell ended.
 type Outcome struct {
-	Code        int  // 0: well
-	Interrupted bool // its time was over
+	Code        int  // 0: success
+	Interrupted bool // by its timeout, or because the caller gave up
 	Took        time.Duration
 }
 
@@ -115,20 +115,21 @@ type Cell struct {
 	Code    string
 	Env     map[string]string // for this cell alone
 	Timeout time.Duration     // 0: none
-	OnStart func()            // called when the code is on its way, before anything is told of it; nil: nobody asks
+	OnStart func()            // called when the code was sent, before any event; optional
 }
 
 // MaxCode bounds the code of one cell, in bytes.
 const MaxCode = 4 << 20
 
-// ErrEnded says that a context is not there any more: its program ended, or had to be killed because it
-// did not let itself be interrupted.
+// ErrEnded means that a context does not exist any more.
+//
+// Its program exited, or was killed because it could not be interrupted.
 var ErrEnded = errors.New("the context has ended")
 
 const tagPrefix = "repl-"
 
-// IsContextTag tells whether a process with this tag is a context. What it prints is the talk with its
-// driver, not output of a user.
+// IsContextTag reports whether a process with this tag is a context. Its output is the protocol of its driver, not
+// output of a user.
 func IsContextTag(tag string) bool { return strings.HasPrefix(tag, tagPrefix) }
 
 func contextTag(l Language, id string) string { return tagPrefix + string(l) + "-" + id }
@@ -142,13 +143,13 @@ func contextFromProcess(p guestapi.ProcessInfo) (Context, bool) {
 	return Context{ID: id, Language: Language(lang), Dir: p.Dir, User: p.User, Created: p.Started}, ok
 }
 
-// The ids of contexts begin with a word for their language, so that a cell needs no look into the guest
-// for the context that it names. Python's default context has the plain name.
+// idPrefixes are the beginnings of context ids by language, so that a cell needs no request to the guest to find
+// the language of its context. Python's default context has no prefix.
 var idPrefixes = map[Language]string{Python: "py", JavaScript: "js", Bash: "sh"}
 
 const defaultID = "default"
 
-// DefaultID is the id of the context that a template keeps for a language.
+// DefaultID returns the id of the context that a template keeps for a language.
 func DefaultID(l Language) string {
 	if l == Python {
 		return defaultID
@@ -156,8 +157,10 @@ func DefaultID(l Language) string {
 	return idPrefixes[l] + defaultID
 }
 
-// ParseID is the context of an id, without asking the guest: its language and nothing else is known, and it may
-// not live. guestapi.ErrNotFound if no context has such an id.
+// ParseID returns the context of an id without a request to the guest.
+//
+// Only the language is known, and the context may have ended. The error is guestapi.ErrNotFound if no context has
+// such an id.
 func ParseID(id string) (Context, error) {
 	if id == defaultID {
 		return Context{ID: id, Language: Python}, nil
@@ -172,15 +175,17 @@ func ParseID(id string) (Context, error) {
 }
 
 // Create starts a context. dir "" is the user's home, user "" the sandbox's default user.
-// guestapi.ErrNotFound when the sandbox has no program for the language.
+//
+// The error is guestapi.ErrNotFound if the sandbox has no program for the language.
 func Create(ctx context.Context, g guestapi.Guest, l Language, dir, user string) (Context, error) {
 	var raw [10]byte
 	rand.Read(raw[:]) // never fails, by its documentation
 	return start(ctx, g, l, idPrefixes[l]+hex.EncodeToString(raw[:]), dir, user)
 }
 
-// Default gives the context that a language has without anybody making one: the one that the template keeps, or one
-// that is started now under its id, in the user's home.
+// Default returns the default context of a language.
+//
+// It is the one that the template keeps, or one that Default starts with its id, in the user's home.
 func Default(ctx context.Context, g guestapi.Guest, l Language) (Context, error) {
 	c, err := Find(ctx, g, DefaultID(l))
 	if !errors.Is(err, guestapi.ErrNotFound) {
@@ -193,7 +198,7 @@ func Default(ctx context.Context, g guestapi.Guest, l Language) (Context, error)
 	return c, err
 }
 
-// Restart ends a context and starts it anew under its id, without any of its variables.
+// Restart ends a context and starts a new one with the same id and no variables.
 func Restart(ctx context.Context, g guestapi.Guest, c Context) (Context, error) {
 	if err := Close(ctx, g, c); err != nil && !errors.Is(err, guestapi.ErrNotFound) {
 		return Context{}, err
@@ -201,7 +206,8 @@ func Restart(ctx context.Context, g guestapi.Guest, c Context) (Context, error) 
 	return start(ctx, g, c.Language, c.ID, c.Dir, c.User)
 }
 
-// Spec is the process of a language's default context, for one who starts it ahead, as a template does.
+// Spec returns the process of a language's default context, for templates that start it ahead of time.
+//
 // dir and user are as in Create.
 func Spec(l Language, dir, user string) guestapi.ProcessSpec { return spec(l, DefaultID(l), dir, user) }
 
@@ -220,7 +226,7 @@ func start(ctx context.Context, g guestapi.Guest, l Language, id, dir, user stri
 	return Context{ID: id, Language: l, Dir: dir, User: user, Created: time.Now()}, nil
 }
 
-// List gives the contexts of a sandbox that live.
+// List returns the running contexts of a sandbox.
 func List(ctx context.Context, g guestapi.Guest) ([]Context, error) {
 	procs, err := g.Processes(ctx)
 	if err != nil {
@@ -235,7 +241,7 @@ func List(ctx context.Context, g guestapi.Guest) ([]Context, error) {
 	return out, nil
 }
 
-// Find gives one context; guestapi.ErrNotFound if it does not live.
+// Find returns a running context; the error is guestapi.ErrNotFound if it does not run.
 func Find(ctx context.Context, g guestapi.Guest, id string) (Context, error) {
 	all, err := List(ctx, g)
 	if err != nil {
@@ -266,21 +272,22 @@ func Close(ctx context.Context, g guestapi.Guest, c Context) error {
 	return err
 }
 
-// Runner runs cells and makes those of one context wait for each other. Its zero value is ready.
+// Runner runs cells, those of one context one after the other. Its zero value is ready to use.
 type Runner struct {
 	mu    sync.Mutex
 	turns map[string]*turn // guarded by mu
-	ended []string         // keys of contexts that End ended, the last of them; guarded by mu
+	ended []string         // keys of the last contexts that End ended; guarded by mu
 }
 
-// maxEnded is how many contexts are remembered that were ended: a cell that is sent right after finds none.
+// maxEnded is how many ended contexts a Runner remembers, to refuse cells that are sent right after the end.
 const maxEnded = 256
 
-// key names a context among those of all sandboxes.
+// key identifies a context among those of all sandboxes.
 func key(sandbox string, c Context) string { return sandbox + "/" + c.ID }
 
-// End ends a context as Close does; from then on Run answers guestapi.ErrNotFound for it, whenever its guest tells
-// that it has ended. Contexts of DefaultID may be started again.
+// End ends a context as Close does, and makes Run return guestapi.ErrNotFound for it from then on.
+//
+// Contexts of DefaultID are excepted, since they may be started again.
 func (r *Runner) End(ctx context.Context, sandbox string, g guestapi.Guest, c Context) error {
 	if err := Close(ctx, g, c); err != nil || c.ID == DefaultID(c.Language) {
 		return err
@@ -294,7 +301,7 @@ func (r *Runner) End(ctx context.Context, sandbox string, g guestapi.Guest, c Co
 	return nil
 }
 
-// checkNotEnded fails for a context that was ended.
+// checkNotEnded returns an error for a context that End ended.
 func (r *Runner) checkNotEnded(key string) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -305,11 +312,11 @@ func (r *Runner) checkNotEnded(key string) error {
 }
 
 type turn struct {
-	free  chan struct{} // holds one token when nobody runs
+	free  chan struct{} // holds a token while no cell runs
 	users int           // guarded by Runner.mu
 }
 
-// acquireTurn waits for the caller's turn; the returned function ends it.
+// acquireTurn waits until no other cell of the context runs; the returned function ends the turn.
 func (r *Runner) acquireTurn(ctx context.Context, key string) (func(), error) {
 	r.mu.Lock()
 	if r.turns == nil {
@@ -347,9 +354,11 @@ const (
 	interruptInterval = 2 * time.Second
 )
 
-// Run runs a cell in a context of the given sandbox and calls yield for what it does. When its time is
-// over, when ctx ends, or when yield answers an error, the cell is interrupted; a context that does not
-// end its cell then is killed and answers ErrEnded. One that had ended before answers guestapi.ErrNotFound, too.
+// Run runs a cell in a context of the given sandbox and calls yield for each of its events.
+//
+// The cell is interrupted when its timeout passes, ctx ends, or yield returns an error. If the cell does not end
+// then, its context is killed and the error is ErrEnded. For a context that had ended before, the error is
+// guestapi.ErrNotFound, too.
 func (r *Runner) Run(
 	ctx context.Context,
 	sandbox string,
@@ -360,7 +369,7 @@ func (r *Runner) Run(
 ) (Outcome, error) {
 	if len(cell.Code) > MaxCode {
 		return Outcome{}, fmt.Errorf(
-			"%w: the code has %d bytes, %d is the most",
+			"%w: code: has %d bytes, at most %d are allowed",
 			guestapi.ErrInvalid,
 			len(cell.Code),
 			MaxCode,
@@ -392,7 +401,7 @@ func (r *Runner) Run(
 	return out, err
 }
 
-var errCellTimeout = errors.New("the time of the cell is over")
+var errCellTimeout = errors.New("the timeout of the cell has passed")
 
 // execution is one cell that a context runs.
 type execution struct {
@@ -404,10 +413,10 @@ type execution struct {
 	code     int  // of the cell, once it has ended
 }
 
-// errStop ends the reading of a context that lives on.
-var errStop = errors.New("enough was read")
+// errStop ends the reading of a context that keeps running.
+var errStop = errors.New("reading was stopped")
 
-// read reads what the context prints until the cell has ended. failed is the first error of the protocol or of
+// read reads the output of the context until the cell has ended. failed is the first error of the protocol or of
 // yield; err says why nothing more can be read, ErrEnded if the context's process has exited.
 func (e *execution) read(ctx context.Context) (ended bool, failed, err error) {
 	_, err = guestexec.Follow(ctx, e.proc, guestexec.Sink{Output: func(ev guestapi.Event) error {
@@ -426,7 +435,7 @@ func (e *execution) read(ctx context.Context) (ended bool, failed, err error) {
 	return false, nil, err
 }
 
-// run reads until the cell has ended, and interrupts it when its time is over, ctx ends or yield fails.
+// run reads until the cell has ended, and interrupts it when its timeout passes, ctx ends or yield fails.
 func (e *execution) run(ctx context.Context, timeout time.Duration) (Outcome, error) {
 	wait, stop := ctx, context.CancelFunc(func() {})
 	if timeout > 0 {

@@ -208,7 +208,11 @@ func TestTimeoutKeepsContext(t *testing.T) {
 // slowInputGuest is a guest to which what is written is on the way when it is taken: that a process has ended is told after.
 type slowInputGuest struct{ guestapi.Guest }
 
-func (g slowInputGuest) Attach(ctx context.Context, ref guestapi.ProcessRef, from guestapi.Offsets) (guestapi.Process, error) {
+func (g slowInputGuest) Attach(
+	ctx context.Context,
+	ref guestapi.ProcessRef,
+	from guestapi.Offsets,
+) (guestapi.Process, error) {
 	p, err := g.Guest.Attach(ctx, ref, from)
 	return discardingProcess{p}, err
 }

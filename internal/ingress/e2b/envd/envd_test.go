@@ -80,7 +80,11 @@ type processOutput struct {
 	end      *pb.ProcessEvent_EndEvent
 }
 
-func collectOutput(t *testing.T, stream *connect.ServerStreamForClient[pb.StartResponse], each func(h *processOutput)) (processOutput, error) {
+func collectOutput(
+	t *testing.T,
+	stream *connect.ServerStreamForClient[pb.StartResponse],
+	each func(h *processOutput),
+) (processOutput, error) {
 	t.Helper()
 	var h processOutput
 	for stream.Receive() {
@@ -100,7 +104,12 @@ func collectOutput(t *testing.T, stream *connect.ServerStreamForClient[pb.StartR
 	return h, stream.Err()
 }
 
-func (w *fixture) start(t *testing.T, ctx context.Context, req *pb.StartRequest, each func(h *processOutput)) (processOutput, error) {
+func (w *fixture) start(
+	t *testing.T,
+	ctx context.Context,
+	req *pb.StartRequest,
+	each func(h *processOutput),
+) (processOutput, error) {
 	t.Helper()
 	stream, err := w.proc.Start(ctx, connect.NewRequest(req))
 	if err != nil {
@@ -128,7 +137,12 @@ func TestProcess(t *testing.T) {
 			if err != nil || h.end.GetExitCode() != -1 || h.end.GetExited() || h.end.GetStatus() != "signal: killed" {
 				t.Fatalf("killed: %+v, %v", h, err)
 			}
-			_, err = w.start(t, testContext(t), &pb.StartRequest{Process: &pb.ProcessConfig{Cmd: "/no/such/program"}}, nil)
+			_, err = w.start(
+				t,
+				testContext(t),
+				&pb.StartRequest{Process: &pb.ProcessConfig{Cmd: "/no/such/program"}},
+				nil,
+			)
 			if connect.CodeOf(err) != connect.CodeInvalidArgument {
 				t.Fatalf("missing program: %v", err)
 			}

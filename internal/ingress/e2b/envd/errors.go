@@ -10,8 +10,7 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
 )
 
-// errorStatuses says how each answer of a guest is told to a client: the code of the RPC protocol and the
-// status of plain HTTP.
+// errorStatuses maps each error of a guest to the code of the RPC protocol and the status of plain HTTP.
 var errorStatuses = []struct {
 	err    error
 	code   connect.Code

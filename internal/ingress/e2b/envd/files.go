@@ -20,9 +20,10 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
 )
 
-// Sign makes the signature of a file URL: operation is "read" or "write", user is "" for the default
-// user, expiration is in Unix seconds and nil for a URL that never ends. The form is that of npm e2b
-// 2.51.0.
+// Sign returns the signature of a file URL, in the form of npm e2b 2.51.0.
+//
+// operation is "read" or "write", user is "" for the default user, and expiration is in Unix seconds, nil for a URL
+// that does not expire.
 func Sign(file, operation, user, token string, expiration *int64) string {
 	text := strings.Join([]string{file, operation, user, token}, ":")
 	if expiration != nil {
@@ -32,8 +33,8 @@ func Sign(file, operation, user, token string, expiration *int64) string {
 	return "v1_" + base64.RawStdEncoding.EncodeToString(sum[:])
 }
 
-// authorizeFile lets a request for a file in by the access token or by a signature made for exactly it, and
-// answers why not.
+// authorizeFile returns an error unless a request for a file has the access token or a signature for exactly this
+// request.
 func authorizeFile(r *http.Request, file, operation string, now time.Time) error {
 	t, q := targetOf(r.Context()), r.URL.Query()
 	given := q.Get("signature")
@@ -90,8 +91,8 @@ func (s *Server) download(w http.ResponseWriter, r *http.Request) {
 	h.Set("Content-Disposition", mime.FormatMediaType("inline", map[string]string{"filename": info.Name}))
 	h.Set("X-Content-Type-Options", "nosniff")
 	h.Set("Last-Modified", info.Modified.UTC().Format(http.TimeFormat))
-	// When the guest fails in the middle, less than the announced length is sent and the server cuts the
-	// connection: the status is out, so that is the only way left to say it.
+	// If the guest fails in the middle, less than the announced length is sent and the server cuts the connection:
+	// after the status was sent, that is the only way to report it.
 	_, _ = io.CopyN(w, body, info.Size)
 }
 
@@ -102,7 +103,7 @@ func contentType(name string) string {
 	return "application/octet-stream"
 }
 
-// uploadedFile is what a client is told of each file it uploaded.
+// uploadedFile is the response about one uploaded file.
 type uploadedFile struct {
 	Path string `json:"path"`
 	Name string `json:"name"`
@@ -125,7 +126,7 @@ func (s *Server) upload(w http.ResponseWriter, r *http.Request) {
 	if r.Header.Get("Content-Encoding") == "gzip" {
 		unzip, err := gzip.NewReader(r.Body)
 		if err != nil {
-			fail(w, http.StatusBadRequest, "the body says gzip and is not: "+err.Error())
+			fail(w, http.StatusBadRequest, "body: is not gzip, as its Content-Encoding says: "+err.Error())
 			return
 		}
 		body, size = unzip, -1
@@ -135,7 +136,7 @@ func (s *Server) upload(w http.ResponseWriter, r *http.Request) {
 	case err == nil && kind == "multipart/form-data":
 		s.uploadParts(w, r, multipart.NewReader(body, params["boundary"]), target)
 	case target == "":
-		fail(w, http.StatusBadRequest, "path: is empty; say where the file goes, or send multipart/form-data")
+		fail(w, http.StatusBadRequest, "path: is empty; give the path of the file, or send multipart/form-data")
 	default:
 		if one, ok := s.writeFile(w, r, target, size, body); ok {
 			reply(w, http.StatusOK, []uploadedFile{one})
@@ -154,7 +155,7 @@ func (s *Server) uploadParts(w http.ResponseWriter, r *http.Request, parts *mult
 			fail(
 				w,
 				http.StatusBadRequest,
-				fmt.Sprintf("part %d of the body: not multipart/form-data, or more than %d parts", n+1, maxParts),
+				fmt.Sprintf("body: part %d is not multipart/form-data, or there are more than %d parts", n+1, maxParts),
 			)
 			return
 		}
@@ -176,14 +177,14 @@ func (s *Server) uploadParts(w http.ResponseWriter, r *http.Request, parts *mult
 		done = append(done, one)
 	}
 	if len(done) == 0 {
-		fail(w, http.StatusBadRequest, "the body holds no part named file")
+		fail(w, http.StatusBadRequest, "body: has no part named file")
 		return
 	}
 	reply(w, http.StatusOK, done)
 }
 
-// partName is the whole file name of a part: the protocol puts the target path there, and the standard
-// library would give its last element alone.
+// partName returns the whole file name of a part. The protocol puts the target path there, of which the standard
+// library returns only the last element.
 func partName(p *multipart.Part) string {
 	_, params, err := mime.ParseMediaType(p.Header.Get("Content-Disposition"))
 	if err != nil {
@@ -192,18 +193,24 @@ func partName(p *multipart.Part) string {
 	return params["filename"]
 }
 
-// writeFile writes one file, and answers the request itself when that fails.
-func (s *Server) writeFile(w http.ResponseWriter, r *http.Request, file string, size int64, body io.Reader) (uploadedFile, bool) {
-	notes, err := parseMetadata(r.Header)
+// writeFile writes one file. If that fails, it responds to the request and returns false.
+func (s *Server) writeFile(
+	w http.ResponseWriter,
+	r *http.Request,
+	file string,
+	size int64,
+	body io.Reader,
+) (uploadedFile, bool) {
+	metadata, err := parseMetadata(r.Header)
 	if err != nil {
 		fail(w, http.StatusBadRequest, err.Error())
 		return uploadedFile{}, false
 	}
-	opt := guestapi.WriteOptions{User: fileUser(r), Size: size, Metadata: notes}
+	opt := guestapi.WriteOptions{User: fileUser(r), Size: size, Metadata: metadata}
 	from := &errorRecorder{Reader: body}
 	info, err := targetOf(r.Context()).Guest.Write(r.Context(), homeRelative(file), opt, from)
 	if from.err != nil {
-		fail(w, http.StatusBadRequest, "the body broke off or is not what its headers say: "+from.err.Error())
+		fail(w, http.StatusBadRequest, "body: was cut off or does not match its headers: "+from.err.Error())
 		return uploadedFile{}, false
 	}
 	if err != nil {
@@ -213,7 +220,7 @@ func (s *Server) writeFile(w http.ResponseWriter, r *http.Request, file string, 
 	return uploadedFile{Path: info.Path, Name: info.Name, Type: "file", Metadata: info.Metadata}, true
 }
 
-// errorRecorder remembers why a body could not be read to its end.
+// errorRecorder records why a body could not be read to its end.
 type errorRecorder struct {
 	io.Reader
 	err error
@@ -227,8 +234,8 @@ func (s *errorRecorder) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Metadata of files comes in headers, whose names are lower-case keys behind this. All files of an upload get
-// the same; one without any takes what a file had.
+// metadataHeader begins the names of headers with the metadata of files; the lower-case rest is the key. All files of
+// an upload get the same metadata; an upload without any removes what a file had.
 const metadataHeader = "X-Metadata-"
 
 // Bounds of metadata, in bytes.
@@ -238,9 +245,9 @@ const (
 	metadataPrefix = len("user.e2b.")
 )
 
-// parseMetadata reads the metadata of an upload: visible ASCII within the bounds.
+// parseMetadata returns the metadata of an upload, which must be visible ASCII within the bounds.
 func parseMetadata(h http.Header) (map[string]string, error) {
-	var notes map[string]string
+	var metadata map[string]string
 	total := 0
 	for name, values := range h {
 		key, ok := strings.CutPrefix(name, metadataHeader)
@@ -260,15 +267,15 @@ func parseMetadata(h http.Header) (map[string]string, error) {
 		if total += metadataPrefix + len(key) + len(value); total > maxMetadata {
 			return nil, fmt.Errorf("the metadata has more than %d bytes", maxMetadata)
 		}
-		if notes == nil {
-			notes = map[string]string{}
+		if metadata == nil {
+			metadata = map[string]string{}
 		}
-		notes[key] = value
+		metadata[key] = value
 	}
-	return notes, nil
+	return metadata, nil
 }
 
-// maxSources bounds the files that one call joins.
+// maxSources bounds the files that one request concatenates.
 const maxSources = 1000
 
 func (s *Server) compose(w http.ResponseWriter, r *http.Request) {
@@ -278,7 +285,7 @@ func (s *Server) compose(w http.ResponseWriter, r *http.Request) {
 		User        string   `json:"username"`
 	}
 	if err := json.NewDecoder(io.LimitReader(r.Body, maxMessage)).Decode(&req); err != nil {
-		fail(w, http.StatusBadRequest, "the body is not JSON: "+err.Error())
+		fail(w, http.StatusBadRequest, "body: is not JSON: "+err.Error())
 		return
 	}
 	if len(req.Sources) == 0 || len(req.Sources) > maxSources || req.Destination == "" {
@@ -305,14 +312,14 @@ func (s *Server) compose(w http.ResponseWriter, r *http.Request) {
 	}
 	for _, src := range req.Sources {
 		if err := g.Remove(ctx, homeRelative(src), req.User, false); err != nil {
-			failWith(w, fmt.Errorf("%s was written, but a source is left: %w", info.Path, err))
+			failWith(w, fmt.Errorf("%s was written, but a source could not be removed: %w", info.Path, err))
 			return
 		}
 	}
 	reply(w, http.StatusOK, uploadedFile{Path: info.Path, Name: info.Name, Type: "file"})
 }
 
-// concatReader reads files one after the other, each opened when the one before has ended.
+// concatReader reads files one after the other and opens each when it is needed.
 type concatReader struct {
 	open func(i int) (io.ReadCloser, error)
 	next int

@@ -19,7 +19,7 @@ type filesystem struct{ s *Server }
 
 var _ filesystemconnect.FilesystemHandler = (*filesystem)(nil)
 
-// homeRelative makes a path that begins at somebody's home one that the guest takes as relative to it.
+// homeRelative turns a path that begins with ~/ into one relative to the user's home, as guests expect it.
 func homeRelative(p string) string {
 	if p == "~" || p == "~/" {
 		return "."
@@ -107,7 +107,7 @@ func (f *filesystem) Move(
 	return connect.NewResponse(&pb.MoveResponse{Entry: entryInfo(info)}), nil
 }
 
-// maxDepth bounds how deep one listing goes; the guest bounds how many entries it gives.
+// maxDepth bounds the depth of a listing; the guest bounds the number of entries.
 const maxDepth = 64
 
 func (f *filesystem) ListDir(
@@ -142,7 +142,7 @@ func (f *filesystem) Remove(
 	return connect.NewResponse(&pb.RemoveResponse{}), rpcError(err)
 }
 
-// openWatch opens a watcher on a directory and remembers what its events need.
+// openWatch opens a watcher on a directory.
 func openWatch(ctx context.Context, dir, user string, recursive, entries bool) (*watch, error) {
 	p, err := parsePath(dir)
 	if err != nil {
@@ -168,8 +168,8 @@ type watch struct {
 	entries bool
 }
 
-// event translates what happened. Lost events are told as a write to the directory itself, the one
-// event that makes a client look again.
+// event translates an event. Lost events become a write to the directory itself, the one event that makes a client
+// list it again.
 func (w *watch) event(ctx context.Context, e guestapi.FileEvent) *pb.FilesystemEvent {
 	out := &pb.FilesystemEvent{Name: e.Path}
 	switch e.Op {
@@ -186,7 +186,7 @@ func (w *watch) event(ctx context.Context, e guestapi.FileEvent) *pb.FilesystemE
 	}
 	if w.entries && e.Op != guestapi.OpRemove {
 		if info, err := w.target.Guest.Stat(ctx, path.Join(w.dir, e.Path), w.user); err == nil {
-			out.Entry = entryInfo(info) // a file that is gone again has none: the event is told all the same
+			out.Entry = entryInfo(info) // a file that was removed meanwhile has no entry
 		}
 	}
 	return out
@@ -200,7 +200,13 @@ func (f *filesystem) WatchDir(
 	req *connect.Request[pb.WatchDirRequest],
 	out *connect.ServerStream[pb.WatchDirResponse],
 ) error {
-	w, err := openWatch(ctx, req.Msg.GetPath(), requestUser(req.Header()), req.Msg.GetRecursive(), req.Msg.GetIncludeEntry())
+	w, err := openWatch(
+		ctx,
+		req.Msg.GetPath(),
+		requestUser(req.Header()),
+		req.Msg.GetRecursive(),
+		req.Msg.GetIncludeEntry(),
+	)
 	if err != nil {
 		return err
 	}

@@ -122,7 +122,7 @@ func (p *processes) Start(
 		return err
 	}
 	if end, ok := ctx.Deadline(); ok {
-		// The guest ends the command by itself too, should this host not live to do it.
+		// The guest kills the command, too, in case this host is not running then.
 		spec.Timeout = time.Until(end) + time.Second
 	}
 	t := targetOf(ctx)
@@ -159,8 +159,7 @@ func (p *processes) Connect(
 	})
 }
 
-// track remembers the stream of a process, so that input finds it; the returned function forgets and
-// closes it.
+// track registers the stream of a process for requests with input; the returned function removes and closes it.
 func (s *Server) track(t Target, proc guestapi.Process) func() {
 	key := processKey{t.ID, t.Generation, proc.PID()}
 	s.mu.Lock()
@@ -174,7 +173,7 @@ func (s *Server) track(t Target, proc guestapi.Process) func() {
 			delete(s.running, key)
 		}
 		s.mu.Unlock()
-		// Closing lets go of the stream alone; the process goes on and nothing is owed for it.
+		// The process continues without its stream, so an error has no consequence.
 		_ = proc.Close()
 	}
 }
@@ -249,7 +248,7 @@ func dataEvent(e guestapi.Event) *pb.ProcessEvent {
 	return &pb.ProcessEvent{Event: &pb.ProcessEvent_Data{Data: d}}
 }
 
-// endEvent: a process ended by a signal has exit code -1 and says which, as Go's os/exec has it.
+// endEvent returns the end of a process. As in Go's os/exec, the exit code after a signal is -1 and Status names it.
 func endEvent(x guestapi.Exit) *pb.ProcessEvent_EndEvent {
 	end := &pb.ProcessEvent_EndEvent{
 		ExitCode: int32(x.Code),
@@ -272,7 +271,7 @@ func endEvent(x guestapi.Exit) *pb.ProcessEvent_EndEvent {
 	return end
 }
 
-// withProcess runs do on the stream of a process: the one that is open here, or one made for it.
+// withProcess calls do with the stream of a process: the one that is open here, or a new one.
 func (p *processes) withProcess(ctx context.Context, sel *pb.ProcessSelector, do func(guestapi.Process) error) error {
 	ref, err := parseSelector(sel)
 	if err != nil {
@@ -370,7 +369,7 @@ func (p *processes) SendSignal(
 			fmt.Errorf("signal: %s is not SIGNAL_SIGTERM or SIGNAL_SIGKILL", sig),
 		)
 	}
-	// The whole group: the program is a shell more often than not, and what it runs is meant.
+	// The signal goes to the whole group: the program is often a shell, and its child is meant.
 	err = targetOf(ctx).Guest.Signal(ctx, ref, int(sig), true)
 	return connect.NewResponse(&pb.SendSignalResponse{}), rpcError(err)
 }

@@ -1,10 +1,9 @@
-// Package envd serves the agent services of E2B's protocol (processes, files, watchers, signed file
-// URLs) for one sandbox at a time, on the host, over guestapi. No program that speaks HTTP runs in the
-// guest for it.
+// Package envd serves the agent services of E2B's protocol for one sandbox per request.
 //
-// It owns the translation and nothing else: who the sandbox belongs to, whether it runs and what its
-// token is, the caller has found out and hands over as a Target. All requests may run at once. The
-// protocol facts are those of npm e2b 2.51.0 and of the published descriptors.
+// The services are processes, files, watchers and signed file URLs. They run on the host, over guestapi; the guest
+// runs no HTTP server for them. The package owns the translation and nothing else: the caller has found the sandbox,
+// its state and its token, and passes them as a Target. All requests may run at once. The protocol is that of npm
+// e2b 2.51.0 and of the published descriptors.
 package envd
 
 import (
@@ -21,22 +20,24 @@ import (
 	"github.com/pandastack/pandastack/internal/ingress/e2b/envd/proto/process/processconnect"
 )
 
-// Version is what clients are told: it promises metadata of files (0.6.2), entries in file events (0.6.3) and
-// watching network mounts (0.6.4), which watching here makes no difference of.
+// Version is the agent version that clients see.
+//
+// It promises metadata of files (0.6.2), entries in file events (0.6.3) and watching of network mounts (0.6.4), which
+// are watched like any other directory.
 const Version = "0.6.4"
 
-// Port is the one that clients address the agent by.
+// Port is the port of the agent in the host names that clients use.
 const Port = 49983
 
 // maxMessage bounds one message of a client, in bytes.
 const maxMessage = 4 << 20
 
-// Target is a sandbox that runs now.
+// Target is a running sandbox.
 type Target struct {
 	ID          string
-	Generation  uint64 // of its machine: handles of an earlier one are dropped
+	Generation  uint64 // of its machine: handles of an earlier generation are invalid
 	Guest       guestapi.Guest
-	AccessToken string // that callers must show; "": none is needed
+	AccessToken string // that callers must send; "": not required
 	User        string // default user of the sandbox, by name
 	Env         map[string]string
 }
@@ -48,8 +49,9 @@ func targetOf(ctx context.Context) Target {
 	return t
 }
 
-// Server answers the agent's paths. Make one with New and keep it: it remembers streams of input and
-// watchers that clients poll.
+// Server serves the agent's paths. Create one with New and keep it.
+//
+// It holds the process streams that take input, and the watchers that clients poll.
 type Server struct {
 	mux *http.ServeMux
 
@@ -58,7 +60,7 @@ type Server struct {
 	watchers map[string]*polledWatcher       // by id; guarded by mu
 }
 
-// New makes a server without any state.
+// New returns a server without any state.
 func New() *Server {
 	s := &Server{
 		mux:      http.NewServeMux(),
@@ -83,7 +85,7 @@ func New() *Server {
 	return s
 }
 
-// Serve answers one request for the given sandbox.
+// Serve serves one request for the given sandbox.
 func (s *Server) Serve(w http.ResponseWriter, r *http.Request, t Target) {
 	if allowCORS(w, r) {
 		return
@@ -91,8 +93,8 @@ func (s *Server) Serve(w http.ResponseWriter, r *http.Request, t Target) {
 	s.mux.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), targetKey{}, t)))
 }
 
-// allowCORS lets pages of any origin call the agent: the access token, not the origin, is what opens it.
-// It answers a preflight itself.
+// allowCORS lets pages of any origin call the agent, since the access token protects it and not the origin. It
+// responds to a preflight request and returns true then.
 func allowCORS(w http.ResponseWriter, r *http.Request) bool {
 	h := w.Header()
 	h.Set("Access-Control-Allow-Origin", "*")
@@ -107,7 +109,7 @@ func allowCORS(w http.ResponseWriter, r *http.Request) bool {
 	return true
 }
 
-// requireToken lets only those in who show the sandbox's access token.
+// requireToken refuses requests without the sandbox's access token.
 func (s *Server) requireToken(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !hasToken(r) {
@@ -124,8 +126,8 @@ func hasToken(r *http.Request) bool {
 	return want == "" || subtle.ConstantTimeCompare([]byte(got), []byte(want)) == 1
 }
 
-// requestUser is the user that a request is made for: the name of its basic authentication, whose password
-// says nothing, or "" for the sandbox's default user.
+// requestUser returns the user of a request: the name of its basic authentication, whose password is ignored, or ""
+// for the sandbox's default user.
 func requestUser(h http.Header) string {
 	r := http.Request{Header: h}
 	name, _, _ := r.BasicAuth()
@@ -139,7 +141,7 @@ func fail(w http.ResponseWriter, status int, message string) {
 func reply(w http.ResponseWriter, status int, body any) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
-	// The client that does not read its answer is gone: there is nobody to tell.
+	// An error means that the client is gone.
 	_ = json.NewEncoder(w).Encode(body)
 }
 

@@ -13,15 +13,14 @@ import (
 	pb "github.com/pandastack/pandastack/internal/ingress/e2b/envd/proto/filesystem"
 )
 
-// Bounds of the watchers that clients poll: how many there may be in all, how many events each keeps
-// for a client that does not come, and how long one lives that nobody asks for.
+// Bounds of the watchers that clients poll.
 const (
-	maxWatchers        = 1024
-	maxPendingEvents   = 10_000
-	watcherIdleTimeout = time.Hour
+	maxWatchers        = 1024      // of all sandboxes
+	maxPendingEvents   = 10_000    // of one watcher; later events are dropped
+	watcherIdleTimeout = time.Hour // after the last poll
 )
 
-// polledWatcher collects events between two questions of its client.
+// polledWatcher collects events between two polls of its client.
 type polledWatcher struct {
 	sandbox string
 	stop    context.CancelCauseFunc
@@ -69,7 +68,13 @@ func (f *filesystem) CreateWatcher(
 	ctx context.Context,
 	req *connect.Request[pb.CreateWatcherRequest],
 ) (*connect.Response[pb.CreateWatcherResponse], error) {
-	w, err := openWatch(ctx, req.Msg.GetPath(), requestUser(req.Header()), req.Msg.GetRecursive(), req.Msg.GetIncludeEntry())
+	w, err := openWatch(
+		ctx,
+		req.Msg.GetPath(),
+		requestUser(req.Header()),
+		req.Msg.GetRecursive(),
+		req.Msg.GetIncludeEntry(),
+	)
 	if err != nil {
 		return nil, err
 	}
@@ -88,7 +93,7 @@ func (f *filesystem) CreateWatcher(
 		stop(nil)
 		return nil, connect.NewError(
 			connect.CodeResourceExhausted,
-			errors.Join(fmt.Errorf("there are %d watchers; remove some", maxWatchers), w.from.Close()),
+			errors.Join(fmt.Errorf("%d watchers exist already, the maximum: remove some", maxWatchers), w.from.Close()),
 		)
 	}
 	p.idle = time.AfterFunc(watcherIdleTimeout, func() { f.s.dropWatcher(name) })
@@ -104,7 +109,7 @@ func (f *filesystem) GetWatcherEvents(
 	if p == nil {
 		return nil, connect.NewError(
 			connect.CodeNotFound,
-			fmt.Errorf("watcher %q is not there", req.Msg.GetWatcherId()),
+			fmt.Errorf("watcher %q does not exist", req.Msg.GetWatcherId()),
 		)
 	}
 	p.idle.Reset(watcherIdleTimeout)
@@ -122,7 +127,7 @@ func (f *filesystem) RemoveWatcher(
 	if f.s.watcher(req.Msg.GetWatcherId(), targetOf(ctx).ID) == nil {
 		return nil, connect.NewError(
 			connect.CodeNotFound,
-			fmt.Errorf("watcher %q is not there", req.Msg.GetWatcherId()),
+			fmt.Errorf("watcher %q does not exist", req.Msg.GetWatcherId()),
 		)
 	}
 	f.s.dropWatcher(req.Msg.GetWatcherId())
@@ -138,7 +143,7 @@ func (s *Server) watcher(id, sandbox string) *polledWatcher {
 	return nil
 }
 
-// dropWatcher ends a watcher and waits for its goroutine.
+// dropWatcher stops a watcher and waits for its goroutine.
 func (s *Server) dropWatcher(id string) {
 	s.mu.Lock()
 	p := s.watchers[id]
@@ -152,7 +157,7 @@ func (s *Server) dropWatcher(id string) {
 	<-p.ended
 }
 
-// Close ends all watchers that clients poll.
+// Close stops all watchers that clients poll.
 func (s *Server) Close() {
 	s.mu.Lock()
 	ids := make([]string, 0, len(s.watchers))

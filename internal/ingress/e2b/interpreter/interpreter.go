@@ -1,8 +1,7 @@
-// Package interpreter serves E2B's code interpreter (npm @e2b/code-interpreter 2.8.0) for one sandbox at a
-// time, on the host, over package repl.
+// Package interpreter serves E2B's code interpreter (npm @e2b/code-interpreter 2.8.0) for one sandbox per request.
 //
-// It owns the HTTP shapes of that service; who may call, the caller has decided. All requests may run at once; cells
-// of one context wait for each other.
+// It runs on the host, over package repl, and owns the HTTP shapes of that service. The caller has authorized the
+// request. All requests may run at once; cells of one context run one after the other.
 package interpreter
 
 import (
@@ -20,10 +19,10 @@ import (
 	"github.com/pandastack/pandastack/internal/ingress/repl"
 )
 
-// Port is the one that clients address the interpreter by.
+// Port is the port of the interpreter in the host names that clients use.
 const Port = 49999
 
-// Target is a sandbox that runs now.
+// Target is a running sandbox.
 type Target struct {
 	ID    string
 	Guest guestapi.Guest
@@ -31,13 +30,13 @@ type Target struct {
 
 type targetKey struct{}
 
-// Server answers the interpreter's paths. Make one with New.
+// Server serves the interpreter's paths. Create it with New.
 type Server struct {
 	mux    *http.ServeMux
 	runner *repl.Runner
 }
 
-// New makes a server over the given runner, which faces of other protocols may share.
+// New returns a server over the given runner, which other protocols may share.
 func New(runner *repl.Runner) *Server {
 	s := &Server{mux: http.NewServeMux(), runner: runner}
 	on := func(pattern string, h func(http.ResponseWriter, *http.Request, Target)) {
@@ -55,12 +54,12 @@ func New(runner *repl.Runner) *Server {
 	return s
 }
 
-// Serve answers one request for the given sandbox.
+// Serve serves one request for the given sandbox.
 func (s *Server) Serve(w http.ResponseWriter, r *http.Request, t Target) {
 	s.mux.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), targetKey{}, t)))
 }
 
-// IsContextPath tells whether a path is one of those that manage contexts and run nothing.
+// IsContextPath reports whether a path belongs to the requests that manage contexts and run no code.
 func IsContextPath(path string) bool {
 	return path == "/contexts" || strings.HasPrefix(path, "/contexts/")
 }
@@ -75,7 +74,7 @@ func toContextResponse(c repl.Context) contextResponse {
 	return contextResponse{c.ID, string(c.Language), c.Dir}
 }
 
-// createContext starts a context, in the sandbox's own directory if none is named, and says where.
+// createContext starts a context, by default in the sandbox's own directory, and returns it with its directory.
 func createContext(ctx context.Context, g guestapi.Guest, l repl.Language, dir string) (repl.Context, error) {
 	c, err := repl.Create(ctx, g, l, dir, "")
 	if err != nil || dir != "" {
@@ -84,7 +83,7 @@ func createContext(ctx context.Context, g guestapi.Guest, l repl.Language, dir s
 	return repl.Find(ctx, g, c.ID)
 }
 
-// maxBody bounds a request, in bytes: code and variables.
+// maxBody bounds the body of a request, code and variables, in bytes.
 const maxBody = repl.MaxCode + 1<<20
 
 func decode(w http.ResponseWriter, r *http.Request, v any) bool {
@@ -95,7 +94,7 @@ func decode(w http.ResponseWriter, r *http.Request, v any) bool {
 		err = d.Decode(v)
 	}
 	if err != nil {
-		http.Error(w, "the body is not what is expected here: "+err.Error(), http.StatusBadRequest)
+		http.Error(w, "body: does not match the request: "+err.Error(), http.StatusBadRequest)
 	}
 	return err == nil
 }
@@ -103,7 +102,7 @@ func decode(w http.ResponseWriter, r *http.Request, v any) bool {
 func reply(w http.ResponseWriter, status int, body any) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
-	// A client that does not read its answer is gone.
+	// An error means that the client is gone.
 	_ = json.NewEncoder(w).Encode(body)
 }
 
@@ -141,7 +140,7 @@ func (s *Server) create(w http.ResponseWriter, r *http.Request, t Target) {
 	reply(w, http.StatusCreated, toContextResponse(c))
 }
 
-// languageOf takes typescript for what it is run as: the annotations a cell has must be none.
+// languageOf parses a language. TypeScript is run as JavaScript, so its cells must have no type annotations.
 func languageOf(name string) (repl.Language, error) {
 	if strings.EqualFold(name, "typescript") || strings.EqualFold(name, "ts") {
 		return repl.JavaScript, nil
@@ -174,7 +173,7 @@ func (s *Server) remove(w http.ResponseWriter, r *http.Request, t Target) {
 	w.WriteHeader(http.StatusNoContent)
 }
 
-// restart ends a context and starts it anew under its id.
+// restart ends a context and starts a new one with the same id.
 func (s *Server) restart(w http.ResponseWriter, r *http.Request, t Target) {
 	c, err := repl.Find(r.Context(), t.Guest, r.PathValue("id"))
 	if err != nil {
@@ -189,10 +188,10 @@ func (s *Server) restart(w http.ResponseWriter, r *http.Request, t Target) {
 	reply(w, http.StatusOK, toContextResponse(next))
 }
 
-// contextFor finds the context of a request: the one it names, or the default one of its language.
+// contextFor returns the context of a request: the one that it names, or the default one of its language.
 func (s *Server) contextFor(r *http.Request, t Target, id, language string) (repl.Context, error) {
 	if id != "" && language != "" {
-		return repl.Context{}, fmt.Errorf("%w: give context_id or language, not both", guestapi.ErrInvalid)
+		return repl.Context{}, fmt.Errorf("%w: context_id and language: give one, not both", guestapi.ErrInvalid)
 	}
 	if id != "" && id != "default" {
 		return repl.ParseID(id)
@@ -230,33 +229,30 @@ func (s *Server) execute(w http.ResponseWriter, r *http.Request, t Target) {
 	)
 	switch {
 	case err == nil:
-		err = out.send(map[string]any{"type": "end_of_execution"})
+		_ = out.send(map[string]any{"type": "end_of_execution"}) // an error means that the client is gone
 	case !out.started && (!errors.Is(err, repl.ErrEnded) || errors.Is(err, guestapi.ErrNotFound)):
 		fail(w, err)
 		return
 	default:
-		err = errors.Join(
-			out.send(map[string]any{"type": "error", "name": "ExecutionEnded", "value": err.Error(), "traceback": ""}),
-			out.send(map[string]any{"type": "unexpected_end_of_execution"}),
-		)
+		failed := map[string]any{"type": "error", "name": "ExecutionEnded", "value": err.Error(), "traceback": ""}
+		_ = out.send(failed) // an error means that the client is gone
+		_ = out.send(map[string]any{"type": "unexpected_end_of_execution"})
 	}
-	// The client that cannot be written to has gone; the cell has ended, so nothing is owed to anybody.
-	_ = err
 }
 
-// ndjsonWriter sends one JSON value a line, each at once.
+// ndjsonWriter sends one JSON value per line, each immediately.
 type ndjsonWriter struct {
 	w       http.ResponseWriter
 	flush   *http.ResponseController
 	started bool
 }
 
-// start sends the head of the answer. Clients measure the time of a cell from then on, so it must not wait until the
-// cell says something.
+// start sends the header of the response. Clients measure the time of a cell from then on, so the header must not
+// wait for the first output.
 func (l *ndjsonWriter) start() {
 	l.w.Header().Set("Content-Type", "application/x-ndjson")
 	l.w.WriteHeader(http.StatusOK)
-	_ = l.flush.Flush() // a client that is gone is found out by the first line
+	_ = l.flush.Flush() // the first line finds out if the client is gone
 	l.started = true
 }
 
@@ -270,7 +266,7 @@ func (l *ndjsonWriter) send(v map[string]any) error {
 	return l.flush.Flush()
 }
 
-// resultFields gives the protocol's names for types of content.
+// resultFields are the protocol's names of media types.
 var resultFields = map[string]string{
 	"text/plain": "text", "text/html": "html", "text/markdown": "markdown", "image/svg+xml": "svg",
 	"image/png": "png", "image/jpeg": "jpeg", "application/pdf": "pdf", "text/latex": "latex",

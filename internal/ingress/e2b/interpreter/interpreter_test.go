@@ -96,7 +96,8 @@ func TestExecute(t *testing.T) {
 		t.Errorf("health: %d %s", status, text)
 	}
 	got := w.run(`{"code":"import os\nprint('grüße')\nos.environ['A']","env_vars":{"A":"b"}}`)
-	if kinds(got) != "number_of_executions stdout result end_of_execution" || got[0]["execution_count"] != 1.0 || got[1]["text"] != "grüße\n" ||
+	if kinds(got) != "number_of_executions stdout result end_of_execution" || got[0]["execution_count"] != 1.0 ||
+		got[1]["text"] != "grüße\n" ||
 		got[1]["timestamp"] == nil ||
 		got[2]["text"] != "'b'" ||
 		got[2]["is_main_result"] != true {
@@ -105,7 +106,8 @@ func TestExecute(t *testing.T) {
 	got = w.run(`{"code":"import sys; 1/0 if print('x', file=sys.stderr) is None else 0","language":"python"}`)
 	// The outputs are streams of their own: what is printed there comes before the end, and not before anything else.
 	failed := got[slices.IndexFunc(got, func(l map[string]any) bool { return l["type"] == "error" })]
-	if k := kinds(got); !strings.HasSuffix(k, " end_of_execution") || !strings.Contains(k, "stderr") || got[0]["execution_count"] != 2.0 ||
+	if k := kinds(got); !strings.HasSuffix(k, " end_of_execution") || !strings.Contains(k, "stderr") ||
+		got[0]["execution_count"] != 2.0 ||
 		failed["name"] != "ZeroDivisionError" ||
 		failed["value"] != "division by zero" ||
 		failed["traceback"] == "" {

@@ -11,7 +11,7 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/guestexec"
 )
 
-// Process describes a process to a client.
+// Process returns the description of a process for clients.
 func Process(p guestapi.ProcessInfo) api.Process {
 	out := api.Process{
 		PID: p.PID, Tag: p.Tag, Cmd: p.Shell, Cwd: p.Dir, User: p.User, PTY: p.PTY,
@@ -27,7 +27,7 @@ func Process(p guestapi.ProcessInfo) api.Process {
 	return out
 }
 
-// ParseOffsets reads the id of an event of AttachSSE; "" is the beginning.
+// ParseOffsets parses the id of an event of AttachSSE; "" is the beginning.
 func ParseOffsets(id string) (guestapi.Offsets, error) {
 	var o guestapi.Offsets
 	if id == "" {
@@ -35,7 +35,8 @@ func ParseOffsets(id string) (guestapi.Offsets, error) {
 	}
 	if n, err := fmt.Sscanf(id, "%d-%d-%d", &o.Stdout, &o.Stderr, &o.PTY); n != 3 || err != nil ||
 		o.Stdout < 0 || o.Stderr < 0 || o.PTY < 0 || formatOffsets(o) != id {
-		return guestapi.Offsets{}, api.Errorf(api.Invalid, "Last-Event-ID: %.60q is not an id of this stream: leave it out to begin anew", id).
+		return guestapi.Offsets{}, api.Errorf(api.Invalid,
+			"Last-Event-ID: %.60q is not an id of this stream: leave it out to start from the beginning", id).
 			With("field", "Last-Event-ID")
 	}
 	return o, nil
@@ -96,9 +97,9 @@ func (f *attachStream) flush() {
 	}
 }
 
-// AttachSSE follows a process from the given offsets: events start, stdout and stderr, then exit or error.
+// AttachSSE follows a process from the given offsets and sends its output as server-sent events.
 //
-// Every chunk has an id from which the stream can be resumed without loss, as long as the guest keeps the output.
+// The events are start, stdout and stderr, then exit or error. Every chunk has an id from which the stream can be resumed without loss, as long as the guest keeps the output.
 // The process continues when the client goes away. A failure to attach is returned before anything was sent;
 // begin makes the event stream.
 func AttachSSE(

@@ -7,7 +7,7 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
 )
 
-// guestCodes maps what a guest answers to what a client is told.
+// guestCodes maps the errors of a guest to codes and hints for clients.
 var guestCodes = []struct {
 	err  error
 	code api.Code
@@ -26,8 +26,9 @@ var guestCodes = []struct {
 	{guestapi.ErrLost, api.Unavailable, "; the sandbox ended or was restored meanwhile"},
 }
 
-// GuestError makes an *api.Error of what a guest answered about subject, such as a path. It answers nil
-// for nil and leaves an *api.Error as it is.
+// GuestError turns an error of a guest about subject, such as a path, into an *api.Error.
+//
+// It returns nil for nil, and an *api.Error unchanged.
 func GuestError(err error, subject string) error {
 	if err == nil {
 		return nil

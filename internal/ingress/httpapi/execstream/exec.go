@@ -11,7 +11,7 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/guestexec"
 )
 
-// Spec makes a process of a command of a client.
+// Spec returns the process of a client's command.
 func Spec(req api.ExecRequest) guestapi.ProcessSpec {
 	return guestapi.ProcessSpec{
 		Shell:   req.Cmd,
@@ -24,7 +24,7 @@ func Spec(req api.ExecRequest) guestapi.ProcessSpec {
 	}
 }
 
-// Exec runs a command until it exits and returns all of its output, up to api.MaxOutput bytes of each stream.
+// Exec runs a command until it exits and returns up to api.MaxOutput bytes of each of its outputs.
 //
 // A command that ran out of time is the error timeout, which carries the output so far; one that could not be
 // started is the error invalid. When ctx ends, the command and everything it started are killed.
@@ -46,7 +46,7 @@ func Exec(ctx context.Context, g guestapi.Guest, req api.ExecRequest) (api.ExecR
 		With("exit_code", res.ExitCode).With("duration_ms", res.DurationMS)
 }
 
-// Background starts a command and does not wait for it.
+// Background starts a command and does not wait until it exits.
 func Background(ctx context.Context, g guestapi.Guest, req api.ExecRequest) (api.ExecResult, error) {
 	p, err := g.Start(ctx, Spec(req))
 	if err != nil {
@@ -55,7 +55,7 @@ func Background(ctx context.Context, g guestapi.Guest, req api.ExecRequest) (api
 	res := api.ExecResult{PID: p.PID()}
 	if req.Stdin != nil {
 		if _, err := io.WriteString(p, *req.Stdin); err != nil {
-			_ = p.Close() // the write's error says more
+			_ = p.Close() // the error of the write is the cause
 			return res, GuestError(err, "stdin")
 		}
 		if err := p.CloseInput(); err != nil {
@@ -69,10 +69,9 @@ func Background(ctx context.Context, g guestapi.Guest, req api.ExecRequest) (api
 	return res, nil
 }
 
-// ToSSE runs a command and sends its output as events: start, then stdout and stderr with chunks of whole
-// characters, then exit, or error.
+// ToSSE runs a command and sends its output as server-sent events.
 //
-// A failure to start the command is returned before anything was sent; begin makes the event stream.
+// The events are start, then stdout and stderr with chunks of whole characters, then exit or error. A failure to start the command is returned before anything was sent; begin makes the event stream.
 func ToSSE(ctx context.Context, g guestapi.Guest, req api.ExecRequest, begin func() *SSE) error {
 	var sse *SSE
 	defer func() {
@@ -158,8 +157,8 @@ func (t *textSink) flush() error {
 	return err
 }
 
-// timeout is what a command is told that ran longer than its client wanted. The text is known to the
-// published SDKs.
+// timeout returns the error of a command that ran longer than its client wanted. The published SDKs depend on the
+// text.
 func timeout(req api.ExecRequest) *api.Error {
 	seconds := strconv.FormatFloat(req.TimeoutSeconds, 'f', -1, 64)
 	return api.Errorf(api.Timeout, "command timeout after %ss", seconds).With("timeout_seconds", req.TimeoutSeconds)

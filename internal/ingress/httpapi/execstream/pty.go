@@ -13,23 +13,23 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/guestexec"
 )
 
-// shell is what runs in a terminal when the client names no command.
+// shell is the command of a terminal whose client gives none.
 const shell = "if [ -x /bin/bash ]; then exec /bin/bash -l; else exec /bin/sh -l; fi"
 
-// Terminal is a terminal that a client asks for.
+// Terminal is a terminal that a client requests.
 type Terminal struct {
 	Size guestapi.Size // zero: 24 by 80
 	Cmd  string        // "": a login shell
 	Cwd  string
 	User string
 	Env  map[string]string
-	// Silent sends no exit message before the normal close, for clients that print every message.
+	// Silent omits the exit message before the normal close, for clients that print every message.
 	Silent bool
-	// Shared, if it is not "", names a terminal of the sandbox that many clients are joined to at once. The first
-	// starts its program; all see what it prints, what there is of it from before included, and what any of
-	// them types. Its program goes on when they leave, so that they may come back.
+	// Shared, if not "", is the name of a terminal of the sandbox that many clients may join. The first one starts
+	// its program; all see its output, including what is kept from before they joined, and what any of them types.
+	// The program keeps running when they leave, so that they can return.
 	Shared string
-	// ReadOnly leaves out what this client types, and its size.
+	// ReadOnly ignores this client's input and terminal size.
 	ReadOnly bool
 }
 
@@ -69,8 +69,8 @@ type guestSize struct {
 	Cols uint16 `json:"cols"`
 }
 
-// parse reads a text message: bytes to type, or a size, or neither. Text that is not one of the known
-// objects is typed as it is, as simple terminals send it.
+// parse reads a text message: input, or a size, or neither. Text that is not one of the known objects is input
+// itself, as simple terminals send it.
 func parse(data []byte) (input []byte, size *guestapi.Size) {
 	var c control
 	if err := json.Unmarshal(data, &c); err != nil {
@@ -98,14 +98,15 @@ type exitMessage struct {
 	OutOfMemory bool `json:"out_of_memory,omitempty"`
 }
 
-// Start starts the terminal's program, or joins the one of a shared terminal that runs. It is apart from PTY so
-// that a failure can be an HTTP answer.
+// Start starts the terminal's program, or joins the running program of a shared terminal.
+//
+// It is separate from PTY so that a failure can be an HTTP response.
 func (t Terminal) Start(ctx context.Context, g guestapi.Guest) (guestapi.Process, error) {
 	spec := t.spec()
 	p, err := g.Start(ctx, spec)
 	if t.Shared != "" && errors.Is(err, guestapi.ErrExists) {
 		p, err = t.join(ctx, g, spec.Tag)
-		if errors.Is(err, guestapi.ErrNotFound) { // it ended in between
+		if errors.Is(err, guestapi.ErrNotFound) { // it has exited meanwhile
 			p, err = g.Start(ctx, spec)
 		}
 	}
@@ -115,23 +116,24 @@ func (t Terminal) Start(ctx context.Context, g guestapi.Guest) (guestapi.Process
 	return p, nil
 }
 
-// join attaches to the program of a shared terminal, from the first of its output that is kept.
+// join attaches to the program of a shared terminal, from the first output that the guest keeps.
 func (t Terminal) join(ctx context.Context, g guestapi.Guest, tag string) (guestapi.Process, error) {
 	p, err := g.Attach(ctx, guestapi.ProcessRef{Tag: tag}, guestapi.Offsets{})
 	if err == nil && !t.ReadOnly && t.Size.Rows > 0 && t.Size.Cols > 0 {
-		_ = p.Resize(ctx, t.Size) // one that has just ended has no size; its end is on the way
+		_ = p.Resize(ctx, t.Size) // fails only if the program has just exited; its exit follows
 	}
 	return p, err
 }
 
-// PTY joins conn to the terminal p until the program ends, the client closes or ctx ends. A program
-// whose client goes away is hung up, unless it is shared. It takes over p and conn.
+// PTY connects conn to the terminal p until the program exits, the client closes or ctx ends.
+//
+// A program whose client goes away is hung up, unless it is shared. PTY closes p and conn.
 func (t Terminal) PTY(ctx context.Context, g guestapi.Guest, p guestapi.Process, conn *websocket.Conn) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	s := &socket{conn: conn}
 	defer s.wg.Wait()
 	defer conn.CloseNow() //nolint:errcheck // closed properly below, or lost
-	defer p.Close()       //nolint:errcheck // the program has ended, is being hung up or goes on
+	defer p.Close()       //nolint:errcheck // the program has exited, is being hung up or continues
 	defer cancel(errors.New("terminal ended"))
 	s.keepAlive(ctx, cancel)
 	s.wg.Go(func() { cancel(t.input(ctx, p, conn)) })
@@ -145,20 +147,20 @@ func (t Terminal) PTY(ctx context.Context, g guestapi.Guest, p guestapi.Process,
 	if err != nil && ctx.Err() != nil {
 		return
 	}
-	answer, stop := context.WithTimeoutCause(ctx, replyTimeout, errors.New("client does not read"))
+	last, stop := context.WithTimeoutCause(ctx, replyTimeout, errors.New("client does not read"))
 	defer stop()
 	switch {
 	case err != nil:
-		_ = s.send(answer, api.AsError(GuestError(err, "terminal"))) // the client may be gone
+		_ = s.send(last, api.AsError(GuestError(err, "terminal"))) // the client may be gone
 	case exit.Error != "":
-		_ = s.send(answer, api.Errorf(api.Invalid, "terminal could not be started: %s", exit.Error))
+		_ = s.send(last, api.Errorf(api.Invalid, "terminal could not be started: %s", exit.Error))
 	case !t.Silent:
-		_ = s.send(answer, exitMessage{Exit: exit.Code, Type: "exit", Code: exit.Code, OutOfMemory: exit.OutOfMemory})
+		_ = s.send(last, exitMessage{Exit: exit.Code, Type: "exit", Code: exit.Code, OutOfMemory: exit.OutOfMemory})
 	}
-	_ = conn.Close(websocket.StatusNormalClosure, "") // nothing depends on the client's answer
+	_ = conn.Close(websocket.StatusNormalClosure, "") // nothing depends on the client's confirmation
 }
 
-// input types what the client sends, until it closes.
+// input passes on what the client types, until the client closes.
 func (t Terminal) input(ctx context.Context, p guestapi.Process, conn *websocket.Conn) error {
 	for {
 		kind, data, err := conn.Read(ctx)
@@ -172,7 +174,7 @@ func (t Terminal) input(ctx context.Context, p guestapi.Process, conn *websocket
 		if t.ReadOnly {
 			continue
 		}
-		// What a program that has just ended cannot take is dropped: its exit is on the way.
+		// These fail only if the program has just exited: its exit follows.
 		if size != nil && size.Rows > 0 && size.Cols > 0 {
 			_ = p.Resize(ctx, *size)
 		}

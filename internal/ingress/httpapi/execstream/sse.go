@@ -20,10 +20,10 @@ type SSE struct {
 
 	mu  sync.Mutex
 	w   http.ResponseWriter // guarded by mu
-	err error               // guarded by mu: the first that writing answered
+	err error               // the first error of writing; guarded by mu
 }
 
-// NewSSE answers 200 with an event stream and keeps it alive with comments while nothing happens.
+// NewSSE responds with an event stream, which it keeps alive with comments while there are no events.
 func NewSSE(w http.ResponseWriter) *SSE {
 	h := w.Header()
 	h.Set("Content-Type", "text/event-stream; charset=utf-8")
@@ -31,7 +31,7 @@ func NewSSE(w http.ResponseWriter) *SSE {
 	h.Set("X-Accel-Buffering", "no")
 	w.WriteHeader(http.StatusOK)
 	s := &SSE{rc: http.NewResponseController(w), w: w, done: make(chan struct{})}
-	s.flush()
+	_ = s.flush() // the first event meets the same error
 	s.wg.Go(s.ping)
 	return s
 }
@@ -65,7 +65,7 @@ func (s *SSE) Raw(name, data string) error {
 	return s.write("event: " + name + "\ndata: " + data + "\n\n")
 }
 
-// ID sends one event with an id, which an EventSource gives back when it connects anew.
+// ID sends one event with an id, which an EventSource sends back when it reconnects.
 func (s *SSE) ID(id, name string, data any) error {
 	text, err := oneLine(data)
 	if err != nil {
@@ -74,8 +74,8 @@ func (s *SSE) ID(id, name string, data any) error {
 	return s.write("id: " + id + "\nevent: " + name + "\ndata: " + text + "\n\n")
 }
 
-// oneLine is JSON without any character that some client takes for the end of a line: encoding/json
-// escapes all of them but U+0085, at which Python's splitlines cuts.
+// oneLine returns data as JSON without any character that a client may take for the end of a line. encoding/json
+// escapes all of them except U+0085, at which Python's splitlines splits.
 func oneLine(data any) (string, error) {
 	b, err := json.Marshal(data)
 	if err != nil {
@@ -104,7 +104,7 @@ func (s *SSE) flush() error {
 	return nil
 }
 
-// Close ends the keep-alive. The answer ends when its handler returns.
+// Close ends the keep-alive. The response ends when its handler returns.
 func (s *SSE) Close() {
 	close(s.done)
 	s.wg.Wait()

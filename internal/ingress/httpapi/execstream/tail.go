@@ -2,14 +2,13 @@ package execstream
 
 import "strings"
 
-// Tail follows a text that only grows, by its end: what is known is the text last seen, and the line that is not
-// complete yet. It belongs to one goroutine.
+// Tail follows a growing text of which only the end is kept. It belongs to one goroutine.
 type Tail struct{ seen, part string }
 
-// Partial is the line that is not complete yet, or "".
+// Partial returns the line that is not complete yet, or "".
 func (t *Tail) Partial() string { return t.part }
 
-// Lines gives the whole lines that are new in now.
+// Lines returns the complete lines that are new in now.
 func (t *Tail) Lines(now string) []string {
 	t.part += appended(t.seen, now)
 	t.seen = now
@@ -18,8 +17,8 @@ func (t *Tail) Lines(now string) []string {
 	return parts[:len(parts)-1]
 }
 
-// appended gives what was added between two looks at the end of a text that only grows and of which only
-// the end is kept: what follows the longest end of seen that now begins with.
+// appended returns what was added between two looks at the end of a growing text: the part of now behind its longest
+// beginning that is an end of seen.
 func appended(seen, now string) string {
 	if seen == now {
 		return ""

@@ -5,12 +5,13 @@ import (
 	"unicode/utf8"
 )
 
-// TextDecoder makes text of a stream of bytes that may be cut anywhere. A character that is not complete yet is
-// held back until the rest of it comes; bytes that are no UTF-8 become U+FFFD. The zero value is ready;
-// it is used by one goroutine.
+// TextDecoder decodes a stream of bytes that may be split anywhere into text.
+//
+// An incomplete character is held back until the rest of it arrives; invalid UTF-8 becomes U+FFFD. The zero value
+// is ready to use, by one goroutine.
 type TextDecoder struct{ held []byte }
 
-// Decode adds bytes and gives the text that is complete now, perhaps "".
+// Decode adds bytes and returns the text that is complete now, which may be "".
 func (t *TextDecoder) Decode(p []byte) string {
 	if len(t.held) > 0 {
 		p = append(t.held, p...)
@@ -32,14 +33,14 @@ func (t *TextDecoder) Decode(p []byte) string {
 	return toValidUTF8(p[:cut])
 }
 
-// Flush gives what is still held back; the stream has ended.
+// Flush returns what was held back, at the end of the stream.
 func (t *TextDecoder) Flush() string {
 	s := toValidUTF8(t.held)
 	t.held = nil
 	return s
 }
 
-// toValidUTF8 replaces every byte that is no UTF-8 by U+FFFD.
+// toValidUTF8 replaces every invalid byte by U+FFFD.
 func toValidUTF8(p []byte) string {
 	if utf8.Valid(p) {
 		return string(p)

@@ -23,8 +23,9 @@ const (
 	replyTimeout = 10 * time.Second // for the last message to a client
 )
 
-// Accept turns a request into a WebSocket. protocols are the subprotocols the server speaks. Any origin
-// may connect: what lets a client in is its key, which no browser adds by itself.
+// Accept upgrades a request to a WebSocket with one of the given subprotocols.
+//
+// Any origin may connect: clients authenticate with a key, which no browser adds on its own.
 func Accept(w http.ResponseWriter, r *http.Request, protocols ...string) (*websocket.Conn, error) {
 	conn, err := websocket.Accept(w, r, &websocket.AcceptOptions{
 		InsecureSkipVerify: true,
@@ -38,15 +39,14 @@ func Accept(w http.ResponseWriter, r *http.Request, protocols ...string) (*webso
 	return conn, nil
 }
 
-// socket is a connection that several goroutines write to and that is kept alive.
+// socket is a connection that is kept alive and to which several goroutines may write.
 type socket struct {
 	conn *websocket.Conn
 	wg   sync.WaitGroup
 }
 
-// keepAlive pings until ctx ends, so that proxies keep the connection; it ends ctx through cancel when the
-// connection is lost. A pong that does not come is no loss: it waits behind input that a program does not
-// read.
+// keepAlive sends pings until ctx ends, so that proxies keep the connection, and calls cancel when the connection is
+// lost. A missing pong does not mean that: it may wait behind input that a program does not read.
 func (s *socket) keepAlive(ctx context.Context, cancel context.CancelCauseFunc) {
 	s.wg.Go(func() {
 		tick := time.NewTicker(pingEvery)
@@ -76,14 +76,14 @@ func (s *socket) send(ctx context.Context, v any) error {
 	return s.conn.Write(ctx, websocket.MessageText, b)
 }
 
-// command is what a client of exec/ws says.
+// command is a message of a client of exec/ws.
 type command struct {
 	ID     json.RawMessage `json:"id"`
 	Cancel bool            `json:"cancel"`
 	api.ExecRequest
 }
 
-// reply is what a client of exec/ws hears; exactly one of Stream, Exit and Error is set.
+// reply is a message to a client of exec/ws; exactly one of Stream, Exit and Error is set.
 type reply struct {
 	ID          json.RawMessage `json:"id"`
 	Stream      string          `json:"stream,omitempty"`
@@ -107,12 +107,18 @@ type commandMux struct {
 	running map[string]context.CancelCauseFunc // guarded by mu, by the client's id as JSON
 }
 
-// ExecMux serves exec/ws on conn: many commands side by side, each under an id of the client's, until the
-// client closes or ctx ends. Commands still running then are killed. Commands that name no user or
-// directory get those of defaults.
+// ExecMux serves exec/ws on conn: many commands side by side, each with an id of the client.
+//
+// It returns when the client closes or ctx ends, and kills the commands that still run then. Commands without a user
+// or directory get those of defaults.
 func ExecMux(ctx context.Context, g guestapi.Guest, conn *websocket.Conn, defaults api.ExecRequest) error {
 	ctx, cancel := context.WithCancelCause(ctx)
-	m := &commandMux{socket: socket{conn: conn}, guest: g, defaults: defaults, running: map[string]context.CancelCauseFunc{}}
+	m := &commandMux{
+		socket:   socket{conn: conn},
+		guest:    g,
+		defaults: defaults,
+		running:  map[string]context.CancelCauseFunc{},
+	}
 	defer conn.CloseNow() //nolint:errcheck // closed properly below, or lost
 	defer m.wg.Wait()
 	defer cancel(errors.New("connection ended"))
@@ -120,7 +126,7 @@ func ExecMux(ctx context.Context, g guestapi.Guest, conn *websocket.Conn, defaul
 	for {
 		kind, data, err := conn.Read(ctx)
 		if err != nil {
-			return nil //nolint:nilerr // the client closed or is gone: the exchange is over
+			return nil //nolint:nilerr // the client closed or is gone
 		}
 		if kind != websocket.MessageText {
 			return conn.Close(websocket.StatusUnsupportedData, "send JSON text")
@@ -131,7 +137,7 @@ func ExecMux(ctx context.Context, g guestapi.Guest, conn *websocket.Conn, defaul
 	}
 }
 
-// handle takes one message. Only an error of writing to the client is returned.
+// handle handles one message. It returns only errors of writing to the client.
 func (m *commandMux) handle(ctx context.Context, data []byte) error {
 	var c command
 	if err := json.Unmarshal(data, &c); err != nil {
@@ -143,7 +149,7 @@ func (m *commandMux) handle(ctx context.Context, data []byte) error {
 	}
 	key := string(c.ID)
 	if key == "" || key == "null" {
-		return m.fail(ctx, nil, api.Errorf(api.Invalid, "id: is missing: send one that tells your commands apart"))
+		return m.fail(ctx, nil, api.Errorf(api.Invalid, "id: is missing: send a different one with each command"))
 	}
 	m.mu.Lock()
 	stop, known := m.running[key]
