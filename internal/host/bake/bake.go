@@ -199,8 +199,8 @@ func (b *Baker) boot(ctx context.Context, j *job, back *cleanup.Stack, id hostap
 		return err
 	}
 	mc, err := b.bootFromPreMount(ctx, j, machine.Boot{
-		ID: id, Template: r.Name, Disk: from.root, Data: from.data, VCPUs: r.VCPUs, MemoryMiB: r.MemoryMiB, User: r.User, Workdir: r.Workdir,
-		Env: r.Env, DiskMiB: r.minDiskMiB(),
+		ID: id, Template: r.Name, Disk: from.root, Data: from.data, VCPUs: r.VCPUs, MemoryMiB: r.MemoryMiB,
+		User: r.User, Workdir: r.Workdir, Env: r.Env, DiskMiB: r.minDiskMiB(),
 	})
 	if err != nil {
 		return err

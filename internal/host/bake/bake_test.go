@@ -23,7 +23,7 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm"
 )
 
-// fixture is a baker over machines that exist in words only.
+// fixture is a baker over simulated machines: it implements bake.Machines.
 type fixture struct {
 	t     *testing.T
 	dir   string
@@ -38,19 +38,19 @@ type fixture struct {
 	live            map[hostapi.MachineID]bool
 	disks           map[hostapi.MachineID][]snapshot.DataDisk // of those that were booted
 	commands        []string
-	exits           map[string][]int // codes that commands answer, one after the other
+	exits           map[string][]int // exit codes of commands, one after the other
 	step            func(string) error
-	hold            chan struct{} // builds wait for it
+	hold            chan struct{} // builds wait until it is closed
 	running         []guestapi.ProcessInfo
-	exitAtOnce      bool // programs that are started end at once
+	exitAtOnce      bool // programs exit as soon as they start
 	jitWarmup       bool
-	foreignWarmedUp bool // of what another world made
+	foreignWarmedUp bool // IsWarmedUp of snapshots that another fixture made
 	warmups         int
-	warmedUp        map[snapshot.Ref]bool // of what this one made: its machine was rehearsed
+	warmedUp        map[snapshot.Ref]bool // IsWarmedUp of snapshots that this fixture made
 	exercised       map[hostapi.MachineID]bool
 	boots           []machine.Boot
 	sizes           map[hostapi.MachineID]machine.Boot
-	refuse          error // of the next boot on a ground
+	refuse          error // the error of the next boot from a pre-mount snapshot
 	quietPeriod     time.Duration
 }
 
@@ -59,7 +59,7 @@ func newFixture(t *testing.T, change ...func(*fixture)) *fixture {
 	return openFixture(t, t.TempDir(), change...)
 }
 
-// bareFixture is a world without a store or baker.
+// bareFixture returns a fixture without a store or baker.
 func bareFixture(t *testing.T, dir string) *fixture {
 	return &fixture{
 		t:           t,
@@ -75,7 +75,7 @@ func bareFixture(t *testing.T, dir string) *fixture {
 	}
 }
 
-// openFixture opens a world on what there is in a directory.
+// openFixture returns a fixture over the files of a directory.
 func openFixture(t *testing.T, dir string, change ...func(*fixture)) *fixture {
 	t.Helper()
 	w := bareFixture(t, dir)
@@ -270,7 +270,7 @@ func (w *fixture) Destroy(_ context.Context, id hostapi.MachineID, _ string) err
 	return nil
 }
 
-// guest answers commands with the codes that the test wants, or 0.
+// guest ends commands with the exit codes that the test wants, or 0.
 type guest struct {
 	guestapi.Guest
 	w *fixture
@@ -349,18 +349,19 @@ func (p *process) Next(context.Context) (guestapi.Event, error) {
 func (p *process) PID() uint32  { return 1 }
 func (p *process) Close() error { return nil }
 
-// checkNothingLeft fails unless exactly so many generations are there and nothing half-made.
+// checkNothingLeft fails unless exactly so many generations exist, and no machine or unfinished file.
 func (w *fixture) checkNothingLeft(generations int) {
 	w.t.Helper()
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if len(w.live) != 0 {
-		w.t.Errorf("machines are left: %v", w.live)
+		w.t.Errorf("machines %v are left, want none", w.live)
 	}
-	for pattern, want := range map[string]int{"drafts/*": 0, "bake/*.work": 0, "bake/*.new": 0, "bake/*.new~*": 0, "templates/*/*": generations} {
+	for pattern, want := range map[string]int{"drafts/*": 0, "bake/*.work": 0, "bake/*.new": 0, "bake/*.new~*": 0,
+		"templates/*/*": generations} {
 		got, err := filepath.Glob(filepath.Join(w.dir, pattern))
 		if err != nil || len(got) != want {
-			w.t.Errorf("%s: %v, %v; want %d", pattern, got, err, want)
+			w.t.Errorf("files %s: got %v, %v, want %d", pattern, got, err, want)
 		}
 	}
 }
@@ -370,7 +371,7 @@ func TestBake(t *testing.T) {
 	w.exits["ready?"] = []int{1, 1, 0}
 	snap, cold, err := w.baker.Ensure(t.Context(), "base")
 	if err != nil || !cold || !strings.HasPrefix(string(snap.Ref), "templates/base/") {
-		t.Fatalf("ensure: %+v, %v, %v", snap, cold, err)
+		t.Fatalf("Ensure() = %+v, cold %v, %v, want a cold bake", snap, cold, err)
 	}
 	want := []string{
 		"root: serve",
@@ -382,34 +383,34 @@ func TestBake(t *testing.T) {
 		"user: warm two",
 	}
 	if !slices.Equal(w.commands, want) {
-		t.Errorf("commands %q, want %q", w.commands, want)
+		t.Errorf("commands are %q, want %q", w.commands, want)
 	}
 	list, err := w.baker.Templates(t.Context())
 	if err != nil || len(list) != 1 || !list[0].Baked || list[0].Bake.State != "done" || list[0].Bake.Percent != 100 {
-		t.Fatalf("templates %+v, %v", list, err)
+		t.Fatalf("Templates() = %+v, %v, want one baked template", list, err)
 	}
 	if log := strings.Join(list[0].Bake.Log, "\n"); !strings.Contains(log, "unpacking\n") ||
 		!strings.Contains(log, "out of warm two\nand more") {
-		t.Errorf("log %q", log)
+		t.Errorf("log is %q, want the output of the commands", log)
 	}
 	if want := []hostapi.DataDisk{{Name: "data", SizeMiB: 1, Mount: "/data"}}; !slices.Equal(list[0].Disks, want) ||
 		list[0].ApparentBytes != 7<<20 {
-		t.Errorf("its data disks are %v, and it seems to take %d bytes", list[0].Disks, list[0].ApparentBytes)
+		t.Errorf("data disks %v and %d apparent bytes, want one disk and a size", list[0].Disks, list[0].ApparentBytes)
 	}
 	if again, cold, err := w.baker.Ensure(t.Context(), "base"); err != nil || cold || again.Ref != snap.Ref {
-		t.Errorf("ensure again: %v, %v, %v", again.Ref, cold, err)
+		t.Errorf("second Ensure() = %v, cold %v, %v, want the same snapshot", again.Ref, cold, err)
 	}
 	w.checkNothingLeft(1)
 
-	// Another kernel makes another generation of the same root image; the old one stays for those who
-	// run on it.
+	// Another kernel makes another generation of the same root image; the old one stays for machines that run on it.
 	if _, err := w.store.Acquire(snap.Ref); err != nil {
 		t.Fatal(err)
 	}
 	w.platform = "p2"
 	next, cold, err := w.baker.Ensure(t.Context(), "base")
 	if err != nil || !cold || next.Ref == snap.Ref || w.builds != 1 {
-		t.Fatalf("ensure on another platform: %v, %v, %v, %d builds", next.Ref, cold, err, w.builds)
+		t.Fatalf("Ensure() on another platform = %v, cold %v, %v after %d builds, want a cold bake of the same image",
+			next.Ref, cold, err, w.builds)
 	}
 	w.checkNothingLeft(2)
 	if err := w.store.Release(snap.Ref); err != nil {
@@ -418,10 +419,10 @@ func TestBake(t *testing.T) {
 	w.checkNothingLeft(1)
 }
 
-// withJITWarmup is a world whose monitors learn.
+// withJITWarmup makes the baker warm templates up.
 func withJITWarmup(w *fixture) { w.jitWarmup, w.foreignWarmedUp = true, true }
 
-func TestRehearsal(t *testing.T) {
+func TestJITWarmup(t *testing.T) {
 	w := newFixture(t, withJITWarmup)
 	first, _, err := w.baker.Ensure(t.Context(), "base")
 	if err != nil {
@@ -429,11 +430,11 @@ func TestRehearsal(t *testing.T) {
 	}
 	if n := len(w.commands); w.warmups != 1 || n < 10 || w.commands[n-1] != "user: /bin/sh -c true" ||
 		w.commands[n-2] != "user: warm two" {
-		t.Errorf("rehearsed %d times, commands %q", w.warmups, w.commands)
+		t.Errorf("%d JIT warm-ups with the commands %q", w.warmups, w.commands)
 	}
 	w.checkNothingLeft(1)
 
-	// After a boot of the host nothing of that is there. The template is usable all the time, and then anew.
+	// After a boot of the host the warm-up is lost. The template stays usable and is warmed up again.
 	w.stop()
 	w.foreignWarmedUp = false
 	w.start()
@@ -441,7 +442,7 @@ func TestRehearsal(t *testing.T) {
 	for {
 		now, baked, err := w.baker.Current(t.Context(), "base")
 		if err != nil || !baked {
-			t.Fatalf("while it is rehearsed: %v, %v", baked, err)
+			t.Fatalf("Current() during the JIT warm-up = %v, %v, want a usable template", baked, err)
 		}
 		if now.Ref != first.Ref {
 			if !now.Created.Equal(first.Created) {
@@ -454,13 +455,13 @@ func TestRehearsal(t *testing.T) {
 			break
 		}
 		if time.Now().After(deadline) {
-			t.Fatal("it was not rehearsed")
+			t.Fatal("the template was not warmed up")
 		}
 		runtime.Gosched()
 	}
 	w.waitEnded()
 	if w.builds != 1 {
-		t.Errorf("%d builds", w.builds)
+		t.Errorf("%d builds, want no more", w.builds)
 	}
 	w.checkNothingLeft(1)
 
@@ -474,12 +475,12 @@ func TestRehearsal(t *testing.T) {
 	w.start()
 	w.waitEnded()
 	if after, baked, err := w.baker.Current(t.Context(), "base"); err != nil || !baked || after.Ref != now.Ref {
-		t.Errorf("after a failure: %v, %v, %v", after.Ref, baked, err)
+		t.Errorf("Current() after a failed warm-up = %v, %v, %v, want the same snapshot", after.Ref, baked, err)
 	}
 	w.checkNothingLeft(1)
 }
 
-func TestForceBakesAnew(t *testing.T) {
+func TestForceBakesAgain(t *testing.T) {
 	w := newFixture(t)
 	first, _, err := w.baker.Ensure(t.Context(), "base")
 	if err != nil {
@@ -494,12 +495,12 @@ func TestForceBakesAnew(t *testing.T) {
 	w.waitEnded()
 	second, _, err := w.baker.Ensure(t.Context(), "base")
 	if err != nil || second.Ref == first.Ref || w.builds != 2 {
-		t.Errorf("forced: %v after %v, %d builds, %v", second.Ref, first.Ref, w.builds, err)
+		t.Errorf("forced bake = %v after %v, %d builds, %v, want a new snapshot", second.Ref, first.Ref, w.builds, err)
 	}
 	w.checkNothingLeft(1)
 }
 
-// waitEnded waits until no bake is under way and answers how the last one ended.
+// waitEnded waits until no bake is in progress and returns the last one.
 func (w *fixture) waitEnded() *hostapi.Bake {
 	w.t.Helper()
 	for deadline := time.Now().Add(time.Minute); ; {
@@ -517,7 +518,7 @@ func (w *fixture) waitEnded() *hostapi.Bake {
 	}
 }
 
-func TestOneBakeForAll(t *testing.T) {
+func TestConcurrentCallersShareOneBake(t *testing.T) {
 	w := newFixture(t)
 	var wg sync.WaitGroup
 	for range 10 {
@@ -542,7 +543,7 @@ func TestCancel(t *testing.T) {
 	}
 	w.baker.Cancel("base")
 	if b := w.waitEnded(); b.State != "failed" || !strings.Contains(b.Err, "cancelled") {
-		t.Errorf("bake %+v", b)
+		t.Errorf("bake is %+v, want it cancelled", b)
 	}
 	w.checkNothingLeft(0)
 }
@@ -550,51 +551,51 @@ func TestCancel(t *testing.T) {
 func TestUnknownTemplate(t *testing.T) {
 	w := newFixture(t)
 	if _, _, err := w.baker.Ensure(t.Context(), "none"); !errors.Is(err, hostapi.ErrNotFound) {
-		t.Errorf("ensure: %v, want ErrNotFound", err)
+		t.Errorf("Ensure() = %v, want %v", err, hostapi.ErrNotFound)
 	}
 }
 
-func TestFailingCommandIsTold(t *testing.T) {
+func TestFailingWarmCommandFailsTheBake(t *testing.T) {
 	w := newFixture(t)
 	w.exits["warm two"] = []int{3}
 	_, _, err := w.baker.Ensure(t.Context(), "base")
 	if err == nil || !strings.Contains(err.Error(), `warm "warm two": the command exited with status 3: and more`) {
-		t.Errorf("ensure: %v", err)
+		t.Errorf("Ensure() = %v, want the failure and its output", err)
 	}
 	w.checkNothingLeft(0)
 	if _, _, err := w.baker.Ensure(t.Context(), "base"); err != nil || w.builds != 1 {
-		t.Errorf("ensure again: %v, %d builds, want 1: the root image is kept", err, w.builds)
+		t.Errorf("second Ensure() = %v after %d builds, want 1: the root image is kept", err, w.builds)
 	}
 }
 
-func TestFailingCheckIsTold(t *testing.T) {
+func TestFailingCheckFailsTheBake(t *testing.T) {
 	w := newFixture(t)
 	w.exits["check it"] = []int{7}
 	if _, _, err := w.baker.Ensure(t.Context(), "base"); err == nil ||
 		!strings.Contains(err.Error(), "check of the template: the command exited with status 7") {
-		t.Errorf("ensure: %v", err)
+		t.Errorf("Ensure() = %v, want the failure and its output", err)
 	}
 	w.checkNothingLeft(0)
 }
 
-func TestProgramThatEndedIsTold(t *testing.T) {
+func TestExitedStartCommandFailsTheBake(t *testing.T) {
 	w := newFixture(t)
 	w.exitAtOnce = true
 	if _, _, err := w.baker.Ensure(t.Context(), "base"); err == nil ||
 		!strings.Contains(err.Error(), "a server has ended: no port for server") {
-		t.Errorf("ensure: %v", err)
+		t.Errorf("Ensure() = %v, want the failure and its output", err)
 	}
-	// It is told at once when the template waits for it, too.
+	// It fails at once even if the template waits for its ready command.
 	w.exits["ready?"] = slices.Repeat([]int{1}, 1_000_000)
 	if _, _, err := w.baker.Ensure(t.Context(), "base"); err == nil ||
 		!strings.Contains(err.Error(), "a server has ended: no port for server") {
-		t.Errorf("ensure, while it is not ready: %v", err)
+		t.Errorf("Ensure() = %v while waiting, want the exit of the program", err)
 	}
 	w.checkNothingLeft(0)
 }
 
-// TestWaitingSaysThingsOnce: what a check answers while the template is not ready yet is in the log once.
-func TestWaitingSaysThingsOnce(t *testing.T) {
+// Output that a ready command repeats while the template is not ready is in the log once.
+func TestReadyOutputIsLoggedOnce(t *testing.T) {
 	w := newFixture(t)
 	w.exits["up?"] = []int{1, 1, 1}
 	var mu sync.Mutex
@@ -607,7 +608,7 @@ func TestWaitingSaysThingsOnce(t *testing.T) {
 		}
 	})
 	if err != nil || heard != 1 {
-		t.Errorf("heard it %d times, %v", heard, err)
+		t.Errorf("the line is in the log %d times, %v, want once", heard, err)
 	}
 }
 
@@ -634,7 +635,7 @@ func TestFailureAfterEveryStep(t *testing.T) {
 			break
 		}
 		if !errors.Is(err, injected) {
-			t.Fatalf("step %d: %v, want the injected error", nth, err)
+			t.Fatalf("error after step %d is %v, want the injected one", nth, err)
 		}
 		_, baked, err := w.baker.Current(t.Context(), "base")
 		if err != nil {
@@ -646,15 +647,15 @@ func TestFailureAfterEveryStep(t *testing.T) {
 			w.checkNothingLeft(0)
 		}
 		if _, _, err := w.baker.Ensure(t.Context(), "base"); err != nil {
-			t.Errorf("after a failure in step %d: %v", nth, err)
+			t.Errorf("Ensure() after a failure in step %d: %v", nth, err)
 		}
 		w.checkNothingLeft(1)
 		w.stop()
 	}
 }
 
-// TestKillAfterEveryStep looks at what a kill would find after each step: the files as they are then, and no machine,
-// for machines of a bake are not taken over. Whoever opens them has no remnant, and can bake.
+// A bake is killed after each step: the files stay as they are then, and the machine is lost, since machines of bakes
+// are not adopted. A baker over these files leaves nothing of the bake, and can bake.
 func TestKillAfterEveryStep(t *testing.T) {
 	for nth := 0; ; nth++ {
 		w := newFixture(t, withJITWarmup)
@@ -672,7 +673,7 @@ func TestKillAfterEveryStep(t *testing.T) {
 		w.stop()
 		if where == "" {
 			if nth < 3 {
-				t.Errorf("a bake has only %d steps: the test sees nothing", nth)
+				t.Errorf("a bake has %d steps, want more", nth)
 			}
 			return
 		}
@@ -681,30 +682,31 @@ func TestKillAfterEveryStep(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := after.baker.Start(t.Context(), "base", !baked); err != nil { // Run has swept before it takes a job
+		if err := after.baker.Start(t.Context(), "base", !baked); err != nil { // Run sweeps before it takes a job
 			t.Fatal(err)
 		}
 		if !baked {
 			after.waitEnded()
 		}
 		if _, _, err := after.baker.Ensure(t.Context(), "base"); err != nil {
-			t.Errorf("killed after %s: %v", where, err)
+			t.Errorf("Ensure() after a kill in %s: %v", where, err)
 		}
 		after.checkNothingLeft(1)
 		after.stop()
 		if t.Failed() {
-			t.Fatalf("killed after %s", where)
+			t.Fatalf("leftovers of a kill in %s", where)
 		}
 	}
 }
 
-func TestRemnantsAreSwept(t *testing.T) {
+func TestSweepRemovesLeftovers(t *testing.T) {
 	w := newFixture(t)
 	if _, _, err := w.baker.Ensure(t.Context(), "base"); err != nil {
 		t.Fatal(err)
 	}
 	w.stop()
-	for _, name := range []string{"base-1.work", "base-1.ext4.new", "base-1.ext4.new~data", "base-1.ext4.new~data.raw"} {
+	for _, name := range []string{"base-1.work", "base-1.ext4.new", "base-1.ext4.new~data",
+		"base-1.ext4.new~data.raw"} {
 		if err := os.MkdirAll(filepath.Join(w.dir, "bake", name, "x"), 0o700); err != nil {
 			t.Fatal(err)
 		}
@@ -713,7 +715,7 @@ func TestRemnantsAreSwept(t *testing.T) {
 	if _, _, err := w.baker.Ensure(t.Context(), "base"); err != nil {
 		t.Fatal(err)
 	}
-	if err := w.baker.Start(t.Context(), "base", true); err != nil { // Run has swept before it takes a job
+	if err := w.baker.Start(t.Context(), "base", true); err != nil { // Run sweeps before it takes a job
 		t.Fatal(err)
 	}
 	w.waitEnded()

@@ -98,11 +98,9 @@ func New(cfg Config) (*Baker, error) {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
 	b := &Baker{cfg: cfg, recipes: map[hostapi.TemplateName]Recipe{},
-		aliases: map[hostapi.TemplateName]hostapi.TemplateName{}, jobs: make(chan *job), latest: map[hostapi.TemplateName]*job{},
-		preMountLock: make(
-			chan struct{},
-			1,
-		), publicationEnded: make(chan struct{}, 1), warmupDue: map[hostapi.TemplateName]bool{}}
+		aliases: map[hostapi.TemplateName]hostapi.TemplateName{}, jobs: make(chan *job),
+		latest: map[hostapi.TemplateName]*job{}, preMountLock: make(chan struct{}, 1),
+		publicationEnded: make(chan struct{}, 1), warmupDue: map[hostapi.TemplateName]bool{}}
 	for _, r := range cfg.Recipes {
 		b.recipes[r.Name] = r
 		for _, alias := range r.Aliases {
@@ -302,7 +300,8 @@ func dataDisks(all []snapshot.DataDisk) []hostapi.DataDisk {
 func (b *Baker) describe(r Recipe, platform string) hostapi.Template {
 	t := hostapi.Template{
 		Name: r.Name, Description: r.Description, Base: r.Base, VCPUs: r.VCPUs, MemoryMiB: r.MemoryMiB,
-		DiskMiB: r.DiskMiB, Disks: dataDisks(r.Disks), User: r.User, Workdir: r.Workdir, Tools: r.Tools, Hidden: r.Hidden, Limits: r.Limits,
+		DiskMiB: r.DiskMiB, Disks: dataDisks(r.Disks), User: r.User, Workdir: r.Workdir, Tools: r.Tools,
+		Hidden: r.Hidden, Limits: r.Limits,
 	}
 	if r.spec != nil {
 		t.Published, t.Labels = true, r.spec.Labels

@@ -22,7 +22,7 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm"
 )
 
-// contentFixture is a world whose snapshots hold content that templates have in common, on a file system that shares.
+// contentFixture is a fixture whose snapshots have content in common, on a file system that can share blocks.
 type contentFixture struct {
 	*fixture
 	names        map[hostapi.MachineID]hostapi.TemplateName
@@ -64,9 +64,8 @@ func (w *contentFixture) TakeSnapshot(ctx context.Context, id hostapi.MachineID,
 	return snap, errors.Join(err, w.store.Release(ref))
 }
 
-// Templates share on disk what they have in common, memory files hold no page of zeros, and every byte is what
-// it was.
-func TestTemplatesTakeLittle(t *testing.T) {
+// Templates share the blocks of common content, memory files hold no pages of zeros, and no byte is changed.
+func TestTemplatesShareDiskBlocks(t *testing.T) {
 	dir := disktest.Dir(t, 512<<20)
 	random := rand.NewChaCha8([32]byte{7})
 	noise := func(n int) []byte {
@@ -77,7 +76,8 @@ func TestTemplatesTakeLittle(t *testing.T) {
 	const page = 4 << 10
 	common, kernel, gap := noise(8<<20), noise(4<<20), make([]byte, 2<<20)
 	w := &contentFixture{fixture: bareFixture(t, dir),
-		mounts: map[hostapi.MachineID][]machine.BootDisk{}, names: map[hostapi.MachineID]hostapi.TemplateName{}, disks: map[hostapi.TemplateName][]byte{}, rests: map[hostapi.TemplateName][]byte{}}
+		mounts: map[hostapi.MachineID][]machine.BootDisk{}, names: map[hostapi.MachineID]hostapi.TemplateName{},
+		disks: map[hostapi.TemplateName][]byte{}, rests: map[hostapi.TemplateName][]byte{}}
 	var recipes []bake.Recipe
 	for _, name := range []hostapi.TemplateName{"one", "two"} {
 		w.disks[name] = bytes.Join([][]byte{noise(1 << 20), common, gap, noise(1 << 20)}, nil)
@@ -125,22 +125,23 @@ func TestTemplatesTakeLittle(t *testing.T) {
 			t.Fatal(err)
 		}
 		memory := filepath.Join(snap.Image().Dir, "memory")
-		for path, want := range map[string][]byte{snap.DiskPath(): w.disks[r.Name], snap.DiskPaths()[1]: w.disks[r.Name], memory: w.rests[r.Name]} {
+		for path, want := range map[string][]byte{snap.DiskPath(): w.disks[r.Name],
+			snap.DiskPaths()[1]: w.disks[r.Name], memory: w.rests[r.Name]} {
 			if got, err := os.ReadFile(path); err != nil || !bytes.Equal(got, want) {
-				t.Errorf("%s has changed: %v", path, err)
+				t.Errorf("content of %s has changed: %v", path, err)
 			}
 		}
 		if n := zeroPages(t, memory); n > 0 {
-			t.Errorf("the memory of %s holds %d pages of zeros", r.Name, n)
+			t.Errorf("the memory of %s holds %d pages of zeros, want none", r.Name, n)
 		}
 	}
 	list, err := w.baker.Templates(t.Context())
 	if err != nil || len(list) != 2 {
-		t.Fatalf("%d templates, %v", len(list), err)
+		t.Fatalf("Templates() = %d templates, %v, want 2", len(list), err)
 	}
 	for _, tpl := range list {
 		if most := tpl.ApparentBytes - int64(len(gap)); tpl.Bytes <= 0 || tpl.Bytes > most {
-			t.Errorf("%s takes %d bytes of %d", tpl.Name, tpl.Bytes, tpl.ApparentBytes)
+			t.Errorf("%s takes %d of %d bytes, want less", tpl.Name, tpl.Bytes, tpl.ApparentBytes)
 		}
 	}
 	first, second := list[0], list[1]
@@ -154,7 +155,7 @@ func TestTemplatesTakeLittle(t *testing.T) {
 	}
 }
 
-// zeroPages counts pages of a file that take space and hold nothing but zeros.
+// zeroPages returns the number of pages of a file that take space and hold only zeros.
 func zeroPages(t *testing.T, path string) int {
 	t.Helper()
 	f, err := os.Open(path)

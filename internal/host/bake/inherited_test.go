@@ -10,7 +10,7 @@ import (
 	"github.com/pandastack/pandastack/internal/host/snapshot"
 )
 
-// ran empties the record of commands and answers it.
+// ran returns the commands since the last call.
 func (w *fixture) ran() []string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -19,14 +19,14 @@ func (w *fixture) ran() []string {
 	return out
 }
 
-// TestWhatRunsOnGoesAlong: what runs on in a recipe's template runs in whatever is published on it, and on that, and
-// whenever that is baked again, also when what is between them is gone.
-func TestWhatRunsOnGoesAlong(t *testing.T) {
+// The start commands of a recipe run in every template that derives from it, directly or not, and whenever such a
+// template is baked again, even if a template in between was deleted.
+func TestStartCommandsAreInherited(t *testing.T) {
 	w := newFixture(t)
 	runs := func(what, want string) {
 		t.Helper()
 		if got := strings.Join(w.ran(), ", "); got != want {
-			t.Errorf("%s: ran %q, want %q", what, got, want)
+			t.Errorf("%s: commands are %q, want %q", what, got, want)
 		}
 	}
 	const all = "root: serve, root: ready?, me: serve it, me: up?, user: warm one, user: warm two, me: warm it"
@@ -64,15 +64,16 @@ func TestWhatRunsOnGoesAlong(t *testing.T) {
 		t.Fatal(err)
 	}
 	runs("baked again", all)
-	// A snapshot of a machine whose template is gone: nothing is known of what ran in that, and the log says so.
+	// The template of the snapshot was deleted: its start commands are unknown, and the log says so.
 	lost := second
 	lost.Name = "three"
 	var log strings.Builder
-	if _, err := w.baker.Publish(t.Context(), lost, on, func(_, line string) { log.WriteString(line + "\n") }); err != nil {
+	toLog := func(_, line string) { log.WriteString(line + "\n") }
+	if _, err := w.baker.Publish(t.Context(), lost, on, toLog); err != nil {
 		t.Fatal(err)
 	}
 	if !strings.Contains(log.String(), "was deleted") {
-		t.Errorf("log %q", log.String())
+		t.Errorf("log is %q, want a line about the deleted template", log.String())
 	}
 	runs("on what was deleted", "me: serve it, me: up?, me: warm it")
 	if err := w.store.Delete(snap.Ref); err != nil {
@@ -81,18 +82,18 @@ func TestWhatRunsOnGoesAlong(t *testing.T) {
 	w.checkNothingLeft(2)
 }
 
-// TestWhatRunsOnMustLive: what is published on a recipe whose program ends is not there.
-func TestWhatRunsOnMustLive(t *testing.T) {
+// Publishing fails if an inherited start command exits.
+func TestInheritedStartCommandMustRun(t *testing.T) {
 	w := newFixture(t)
 	w.exitAtOnce = true
 	from := source(t)
 	from.Of = "base"
 	if _, err := w.baker.Publish(t.Context(), publishRequest, from, nil); err == nil ||
 		!strings.Contains(err.Error(), "a server has ended: no port for server") {
-		t.Errorf("published: %v", err)
+		t.Errorf("Publish() = %v, want the exit of the program", err)
 	}
 	if _, err := w.baker.Latest(hostapi.TemplateName("mine")); err == nil {
-		t.Error("it is there")
+		t.Error("the template exists, want none")
 	}
 	w.checkNothingLeft(0)
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/pandastack/pandastack/internal/host/snapshot"
 )
 
-// preMountSnapshots answers what the boots since the last call were: "waits", "ground" or "cold".
+// preMountSnapshots returns how machines booted since the last call: "waiting", "pre-mount" or "cold".
 func (w *fixture) preMountSnapshots() string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -22,9 +22,9 @@ func (w *fixture) preMountSnapshots() string {
 	for _, b := range w.boots {
 		switch {
 		case b.WaitForRoot:
-			out = append(out, "waits")
+			out = append(out, "waiting")
 		case b.From != "":
-			out = append(out, "ground")
+			out = append(out, "pre-mount")
 		default:
 			out = append(out, "cold")
 		}
@@ -44,62 +44,63 @@ func (w *fixture) publish(name hostapi.TemplateName, change func(*hostapi.Publis
 	return err
 }
 
-func TestPublishedTemplatesBeginOnGround(t *testing.T) {
+func TestPublishedTemplatesStartFromPreMountSnapshot(t *testing.T) {
 	w := newFixture(t)
 	step := func(what, want string, err error) {
 		t.Helper()
 		if got := w.preMountSnapshots(); err != nil || got != want {
-			t.Fatalf("%s: %q, %v; want %q", what, got, err, want)
+			t.Fatalf("%s: boots are %q, %v, want %q", what, got, err, want)
 		}
 	}
 	_, _, err := w.baker.Ensure(t.Context(), "base")
 	step("a recipe", "cold", err)
-	step("the first of its size", "waits ground", w.publish("one", nil))
-	step("the second", "ground", w.publish("two", nil))
-	step("another size", "waits ground", w.publish("three", func(p *hostapi.Publish) { p.MemoryMiB = 256 }))
+	step("the first of its size", "waiting pre-mount", w.publish("one", nil))
+	step("the second", "pre-mount", w.publish("two", nil))
+	step("another size", "waiting pre-mount", w.publish("three", func(p *hostapi.Publish) { p.MemoryMiB = 256 }))
 	w.stop()
 	w.start()
-	step("another process", "ground", w.publish("four", func(p *hostapi.Publish) { p.MemoryMiB = 256 }))
+	step("another process", "pre-mount", w.publish("four", func(p *hostapi.Publish) { p.MemoryMiB = 256 }))
 	w.platform = "p2"
-	step("another platform", "waits ground", w.publish("five", nil))
+	step("another platform", "waiting pre-mount", w.publish("five", nil))
 	if list := w.store.List(bake.PreMountArea); len(list) != 1 {
-		t.Errorf("grounds of other platforms are left: %v", list)
+		t.Errorf("pre-mount snapshots of other platforms are left: %v", list)
 	}
 	refused := errors.New("memory does not fit")
 	w.refuse = refused
 	if err := w.publish("six", nil); !errors.Is(err, refused) {
-		t.Errorf("on a ground that does not work: %v", err)
+		t.Errorf("Publish() from a broken pre-mount snapshot = %v, want its error", err)
 	}
 	w.preMountSnapshots()
-	step("behind one that did not work", "waits ground", w.publish("six", nil))
+	step("after a broken one", "waiting pre-mount", w.publish("six", nil))
 	w.refuse = hostapi.ErrNoCapacity
 	if err := w.publish("seven", nil); !errors.Is(err, hostapi.ErrNoCapacity) {
-		t.Errorf("with no memory left: %v", err)
+		t.Errorf("Publish() without memory left = %v, want %v", err, hostapi.ErrNoCapacity)
 	}
 	w.preMountSnapshots()
-	step("behind a shortage", "ground", w.publish("seven", nil))
+	step("after a shortage", "pre-mount", w.publish("seven", nil))
 	for n := range 12 {
-		if err := w.publish(hostapi.TemplateName("size"+string(rune('a'+n))), func(p *hostapi.Publish) { p.MemoryMiB = 512 + n }); err != nil {
+		if err := w.publish(hostapi.TemplateName("size"+string(rune('a'+n))),
+			func(p *hostapi.Publish) { p.MemoryMiB = 512 + n }); err != nil {
 			t.Fatal(err)
 		}
 	}
 	if list := w.store.List(bake.PreMountArea); len(list) != 8 {
-		t.Errorf("%d grounds are kept, want 8", len(list))
+		t.Errorf("%d pre-mount snapshots are kept, want 8", len(list))
 	}
 }
 
-// await waits for a condition that the baker brings about.
+// await waits until the baker has met a condition.
 func (w *fixture) await(what string, holds func() bool) {
 	w.t.Helper()
 	for deadline := time.Now().Add(time.Minute); !holds(); {
 		if time.Now().After(deadline) {
-			w.t.Fatalf("waited in vain: %s", what)
+			w.t.Fatalf("the baker did not do it in time: %s", what)
 		}
 		<-time.After(time.Millisecond)
 	}
 }
 
-// idle tells whether nothing of a template is under way.
+// idle reports whether no job of a template is in progress.
 func (w *fixture) idle(name hostapi.TemplateName) bool {
 	list, err := w.baker.Templates(w.t.Context())
 	if err != nil {
@@ -115,15 +116,15 @@ func (w *fixture) idle(name hostapi.TemplateName) bool {
 
 func withoutQuietPeriod(w *fixture) { withJITWarmup(w); w.quietPeriod = time.Millisecond }
 
-func TestPublishedTemplatesAreRehearsedSoon(t *testing.T) {
+func TestPublishedTemplatesAreWarmedUp(t *testing.T) {
 	w := newFixture(t, withoutQuietPeriod)
 	if err := w.publish("mine", nil); err != nil {
 		t.Fatal(err)
 	}
 	w.await("a rehearsed template", func() bool {
-		snap, ok, err := w.baker.Current(t.Context(), "mine") // it is usable all the time
+		snap, ok, err := w.baker.Current(t.Context(), "mine") // it is usable during the warm-up
 		if err != nil || !ok {
-			t.Fatalf("while it is rehearsed: %v, %v", ok, err)
+			t.Fatalf("Current() during the JIT warm-up = %v, %v, want a usable template", ok, err)
 		}
 		w.mu.Lock()
 		defer w.mu.Unlock()
@@ -132,14 +133,14 @@ func TestPublishedTemplatesAreRehearsedSoon(t *testing.T) {
 	w.await("its end", func() bool { return w.idle("mine") })
 	w.mu.Lock()
 	if n := len(w.commands); !slices.Contains(w.commands, "me: true") || w.commands[n-1] != "me: /bin/sh -c true" {
-		t.Errorf("commands %q", w.commands)
+		t.Errorf("commands are %q, want those of the warm-up", w.commands)
 	}
 	if n := strings.Count(strings.Join(w.commands, ","), "warm it"); n != 1 {
-		t.Errorf("what the user wants warm ran %d times, want once", n)
+		t.Errorf("the user's warm-up command ran %d times, want once", n)
 	}
 	w.mu.Unlock()
 	w.checkNothingLeft(1)
-	// One that has none of our programs is captured all the same.
+	// A template without the usual programs is captured all the same.
 	w.exits["true"] = []int{127, 127, 127}
 	if err := w.publish("bare", nil); err != nil {
 		t.Fatal(err)
@@ -154,7 +155,7 @@ func TestPublishedTemplatesAreRehearsedSoon(t *testing.T) {
 	w.checkNothingLeft(2)
 }
 
-func TestMemoryOfASandboxIsNotRehearsed(t *testing.T) {
+func TestTemplateWithMemoryIsNotWarmedUp(t *testing.T) {
 	w := newFixture(t, withoutQuietPeriod)
 	snap, err := w.TakeSnapshot(
 		t.Context(),
@@ -176,19 +177,19 @@ func TestMemoryOfASandboxIsNotRehearsed(t *testing.T) {
 	w.await("the other to be rehearsed", func() bool { w.mu.Lock(); defer w.mu.Unlock(); return w.warmups == 1 })
 	w.await("its end", func() bool { return w.idle("mine") })
 	w.stop()
-	w.start() // looks at all there are, then at what is published
+	w.start() // warms up existing templates first, then published ones
 	if err := w.publish("last", nil); err != nil {
 		t.Fatal(err)
 	}
 	w.await("the last to be rehearsed", func() bool { w.mu.Lock(); defer w.mu.Unlock(); return w.warmups >= 2 })
 	w.await("its end", func() bool { return w.idle("last") })
 	if w.warmups != 2 {
-		t.Errorf("%d rehearsals, want 2", w.warmups)
+		t.Errorf("%d JIT warm-ups, want 2", w.warmups)
 	}
 	w.checkNothingLeft(3)
 }
 
-func TestDeleteEndsARehearsal(t *testing.T) {
+func TestDeleteEndsJITWarmup(t *testing.T) {
 	w := newFixture(t, withoutQuietPeriod)
 	begun := make(chan struct{})
 	held := make(chan struct{})
@@ -212,17 +213,17 @@ func TestDeleteEndsARehearsal(t *testing.T) {
 	go func() { deleted <- w.baker.Delete("mine") }()
 	close(held)
 	if err := <-deleted; err != nil {
-		t.Errorf("delete while it is rehearsed: %v", err)
+		t.Errorf("Delete() during the JIT warm-up = %v", err)
 	}
 	if _, _, err := w.baker.Current(t.Context(), "mine"); !errors.Is(err, hostapi.ErrNotFound) {
-		t.Errorf("a deleted template: %v", err)
+		t.Errorf("Current() of a deleted template = %v, want %v", err, hostapi.ErrNotFound)
 	}
 	w.checkNothingLeft(0)
 }
 
-// TestRehearsalFailsAfterEveryStep lets the rehearsal behind a publication fail at each of its steps: the template
-// stays as it was published, or is the rehearsed one, and there is one of it.
-func TestRehearsalFailsAfterEveryStep(t *testing.T) {
+// The JIT warm-up after a publication fails at each of its steps: the template stays as it was published or is the
+// warmed-up one, and exists once.
+func TestJITWarmupFailureAfterEveryStep(t *testing.T) {
 	for nth := 0; ; nth++ {
 		w := newFixture(t, withoutQuietPeriod)
 		count, begun := 0, false
@@ -245,7 +246,7 @@ func TestRehearsalFailsAfterEveryStep(t *testing.T) {
 		total := count
 		w.mu.Unlock()
 		if _, ok, err := w.baker.Current(t.Context(), "mine"); err != nil || !ok {
-			t.Fatalf("after a failure in step %d of a rehearsal: %v, %v", nth, ok, err)
+			t.Fatalf("Current() after a failure in step %d = %v, %v, want a usable template", nth, ok, err)
 		}
 		w.checkNothingLeft(1)
 		w.stop()
@@ -255,8 +256,8 @@ func TestRehearsalFailsAfterEveryStep(t *testing.T) {
 	}
 }
 
-// TestKilledRehearsal opens what a kill would leave after each step of the rehearsal behind a publication.
-func TestKilledRehearsal(t *testing.T) {
+// The baker is killed after each step of the JIT warm-up after a publication.
+func TestKillDuringJITWarmup(t *testing.T) {
 	for nth := 0; ; nth++ {
 		w := newFixture(t, withoutQuietPeriod)
 		killed, count, begun, where := t.TempDir(), 0, false, ""
@@ -279,25 +280,25 @@ func TestKilledRehearsal(t *testing.T) {
 		w.stop()
 		if where == "" {
 			if nth < 3 {
-				t.Errorf("a rehearsal has only %d steps: the test sees nothing", nth)
+				t.Errorf("a JIT warm-up has %d steps, want more", nth)
 			}
 			return
 		}
 		after := openFixture(t, killed, withJITWarmup)
 		snap, ok, err := after.baker.Current(t.Context(), "mine")
 		if err != nil || !ok {
-			t.Fatalf("killed after %s: %v, %v", where, ok, err)
+			t.Fatalf("Current() after a kill in %s = %v, %v, want a usable template", where, ok, err)
 		}
 		if _, _, err := after.baker.Ensure(t.Context(), "mine"); err != nil || snap.Ref == "" {
-			t.Fatalf("killed after %s: %v", where, err)
+			t.Fatalf("bake after a kill in %s: %v", where, err)
 		}
-		if err := after.publish("next", nil); err != nil { // Run has swept before it takes a job
+		if err := after.publish("next", nil); err != nil { // Run sweeps before it takes a job
 			t.Fatal(err)
 		}
 		after.checkNothingLeft(2)
 		after.stop()
 		if t.Failed() {
-			t.Fatalf("killed after %s", where)
+			t.Fatalf("leftovers of a kill in %s", where)
 		}
 	}
 }

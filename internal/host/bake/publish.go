@@ -136,8 +136,8 @@ func recipeFromSpec(req spec) Recipe {
 	}
 	sum := sha256.Sum256(text)
 	r := Recipe{
-		Name: req.Name, VCPUs: req.VCPUs, MemoryMiB: req.MemoryMiB, DiskMiB: req.DiskMiB, User: req.User, Workdir: req.Workdir,
-		Env: req.Env, Warm: req.Warm,
+		Name: req.Name, VCPUs: req.VCPUs, MemoryMiB: req.MemoryMiB, DiskMiB: req.DiskMiB, User: req.User,
+		Workdir: req.Workdir, Env: req.Env, Warm: req.Warm,
 		Digest: hex.EncodeToString(sum[:]), spec: &req,
 	}
 	if req.Inherited != nil {
@@ -259,7 +259,8 @@ func (b *Baker) copySnapshot(ctx context.Context, j *job, back *cleanup.Stack, g
 	}
 	back.Push("discard draft", func(context.Context) error { return draft.Discard() })
 	for _, f := range snap.Manifest.Files {
-		if err := b.copyFile(filepath.Join(snap.Image().Dir, f.Name), filepath.Join(draft.ImageDir(), f.Name)); err != nil {
+		src, dst := filepath.Join(snap.Image().Dir, f.Name), filepath.Join(draft.ImageDir(), f.Name)
+		if err := b.copyFile(src, dst); err != nil {
 			return fmt.Errorf("copy the memory: %w", err)
 		}
 	}

@@ -49,30 +49,30 @@ func TestPublish(t *testing.T) {
 		heard = append(heard, step+": "+line)
 	})
 	if err != nil || !got.Published || !got.Baked || got.Labels["build"] != "b1" || got.VCPUs != 2 {
-		t.Fatalf("published %+v, %v", got, err)
+		t.Fatalf("Publish() = %+v, %v, want a baked template", got, err)
 	}
 	if text := strings.Join(heard, "\n"); !strings.Contains(text, "boot: booted in") ||
 		!strings.Contains(text, "ready: out of up?") ||
 		!strings.Contains(text, "warm: warm: warm it") {
-		t.Errorf("heard %q", text)
+		t.Errorf("log is %q, want the output of the commands", text)
 	}
 	snap, ok, err := w.baker.Current(t.Context(), "mine")
 	if err != nil || !ok || snap.Env["A"] != "1" {
-		t.Fatalf("current %+v, %v, %v", snap, ok, err)
+		t.Fatalf("Current() = %+v, %v, %v, want the published template", snap, ok, err)
 	}
 	if _, err := w.baker.Publish(t.Context(), publishRequest, source(t), nil); !errors.Is(err, hostapi.ErrExists) {
-		t.Errorf("published twice: %v", err)
+		t.Errorf("second Publish() = %v, want %v", err, hostapi.ErrExists)
 	}
 	taken := publishRequest
 	taken.Name = "base"
 	if _, err := w.baker.Publish(t.Context(), taken, source(t), nil); !errors.Is(err, hostapi.ErrExists) {
-		t.Errorf("published over a recipe: %v", err)
+		t.Errorf("Publish(name of a recipe) = %v, want %v", err, hostapi.ErrExists)
 	}
 	// On another platform it is baked again, from its own disk.
 	w.platform = "p2"
 	next, cold, err := w.baker.Ensure(t.Context(), "mine")
 	if err != nil || !cold || next.Ref == snap.Ref {
-		t.Fatalf("ensure on another platform: %v, %v, %v", next.Ref, cold, err)
+		t.Fatalf("Ensure() on another platform = %v, cold %v, %v, want a cold bake", next.Ref, cold, err)
 	}
 	w.checkNothingLeft(1)
 	// A machine that runs on it keeps its files.
@@ -83,10 +83,10 @@ func TestPublish(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := w.baker.Delete("mine"); !errors.Is(err, hostapi.ErrNotFound) {
-		t.Errorf("deleted twice: %v", err)
+		t.Errorf("second Delete() = %v, want %v", err, hostapi.ErrNotFound)
 	}
 	if err := w.baker.Delete("base"); !errors.Is(err, hostapi.ErrUnsupported) {
-		t.Errorf("deleted a recipe: %v", err)
+		t.Errorf("Delete(recipe) = %v, want %v", err, hostapi.ErrUnsupported)
 	}
 	w.checkNothingLeft(1)
 	if err := w.store.Release(next.Ref); err != nil {
@@ -94,7 +94,7 @@ func TestPublish(t *testing.T) {
 	}
 	w.checkNothingLeft(0)
 	if list, err := w.baker.Templates(t.Context()); err != nil || len(list) != 1 {
-		t.Errorf("templates %+v, %v", list, err)
+		t.Errorf("Templates() = %+v, %v, want only the recipe", list, err)
 	}
 }
 
@@ -112,13 +112,13 @@ func TestPublishStart(t *testing.T) {
 	_, err := w.baker.Publish(t.Context(), spec, source(t), nil)
 	if !errors.As(err, &at) || at.Step != "ready" ||
 		!strings.Contains(err.Error(), "the start command failed: the command exited with status 4") {
-		t.Errorf("a start command that fails: %v", err)
+		t.Errorf("Publish() with a failing start command = %v, want its exit status", err)
 	}
 	w.checkNothingLeft(1)
 }
 
-// TestPublishKeepsDataDisks: a template of a snapshot, without its memory, is booted with copies of all its disks, and so
-// is the next one of that.
+// A template of a snapshot without its memory boots with copies of all disks of the snapshot, and so does the next bake
+// of the template.
 func TestPublishKeepsDataDisks(t *testing.T) {
 	w := newFixture(t)
 	snap, err := w.TakeSnapshot(
@@ -134,7 +134,7 @@ func TestPublishKeepsDataDisks(t *testing.T) {
 	spec := hostapi.Publish{Name: "grown", Snapshot: "one", VCPUs: 1, MemoryMiB: 64, DiskMiB: 1}
 	got, err := w.baker.Publish(t.Context(), spec, bake.Source{Ref: snap.Ref}, nil)
 	if err != nil || len(got.Disks) != 1 || got.Disks[0].Mount != "/data" {
-		t.Fatalf("published %+v, %v", got, err)
+		t.Fatalf("Publish() = %+v, %v, want a baked template", got, err)
 	}
 	if err := w.store.Delete(snap.Ref); err != nil {
 		t.Fatal(err)
@@ -142,7 +142,7 @@ func TestPublishKeepsDataDisks(t *testing.T) {
 	w.platform = "p2"
 	next, _, err := w.baker.Ensure(t.Context(), "grown")
 	if err != nil || len(next.Data) != 1 || len(next.DiskPaths()) != 2 {
-		t.Errorf("baked again: %+v, %v", next, err)
+		t.Errorf("second bake = %+v, %v, want all disks", next, err)
 	}
 	w.checkNothingLeft(1)
 }
@@ -163,13 +163,13 @@ func TestPublishWithMemory(t *testing.T) {
 	}
 	got, ok, err := w.baker.Current(t.Context(), "kept")
 	if err != nil || !ok || got.User != "me" {
-		t.Fatalf("current %+v, %v, %v", got, ok, err)
+		t.Fatalf("Current() = %+v, %v, %v, want the published template", got, ok, err)
 	}
 	if len(got.DiskPaths()) != 2 || snapshot.Check(got) != nil {
-		t.Errorf("its disks are %v", got.DiskPaths())
+		t.Errorf("disks are %v, want two", got.DiskPaths())
 	}
 	if data, err := os.ReadFile(filepath.Join(got.Image().Dir, "memory")); err != nil || len(data) != 5<<20 {
-		t.Errorf("memory of %d bytes, %v", len(data), err)
+		t.Errorf("memory has %d bytes, %v, want %d", len(data), err, 5<<20)
 	}
 	w.platform = "p2"
 	if _, _, err := w.baker.Ensure(t.Context(), "kept"); err == nil ||
@@ -228,10 +228,10 @@ func TestPublishFailureAfterEveryStep(t *testing.T) {
 				break
 			}
 			if !errors.Is(err, injected) {
-				t.Fatalf("keep=%v step %d: %v, want the injected error", keep, nth, err)
+				t.Fatalf("Publish(keep memory %v) failing in step %d = %v, want the injected error", keep, nth, err)
 			}
 			if _, _, err := w.baker.Current(t.Context(), "mine"); !errors.Is(err, hostapi.ErrNotFound) {
-				t.Errorf("keep=%v step %d: it is there: %v", keep, nth, err)
+				t.Errorf("template exists after Publish(keep memory %v) failed in step %d: %v", keep, nth, err)
 			}
 			w.checkNothingLeft(0)
 			w.stop()
@@ -258,7 +258,7 @@ func TestPublishIsCancelled(t *testing.T) {
 	}
 	if _, err := w.baker.Publish(ctx, spec, source(t), nil); err == nil ||
 		!strings.Contains(err.Error(), "not wanted any more") {
-		t.Errorf("cancelled: %v", err)
+		t.Errorf("cancelled Publish() = %v, want the cause", err)
 	}
 	w.checkNothingLeft(0)
 }

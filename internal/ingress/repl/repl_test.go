@@ -78,28 +78,44 @@ func TestCells(t *testing.T) {
 		wantCode  int
 		wantInErr string
 	}{
-		{name: "python-state", lang: repl.Python, code: []string{"x = 41", "print('grüße 🐼')\nx + 1"}, want: cellResult{out: "grüße 🐼\n", main: "42"}},
+		{name: "python-state", lang: repl.Python, code: []string{"x = 41", "print('grüße 🐼')\nx + 1"},
+			want: cellResult{out: "grüße 🐼\n", main: "42"}},
 		{name: "python-expression", lang: repl.Python, code: []string{"'\"ü\\n'"}, want: cellResult{main: "'\"ü\\n'"}},
 		{name: "python-exit-true", lang: repl.Python, code: []string{"raise SystemExit(True)"}, wantCode: 1},
 		{name: "python-semicolon", lang: repl.Python, code: []string{"1;"}},
-		{name: "python-error", lang: repl.Python, code: []string{"1/0"}, want: cellResult{trouble: "ZeroDivisionError: division by zero"}, wantCode: 1},
-		{name: "python-syntax", lang: repl.Python, code: []string{"x ="}, want: cellResult{trouble: "SyntaxError: invalid syntax (<cell 1>, line 1)"}, wantCode: 1},
+		{name: "python-error", lang: repl.Python, code: []string{"1/0"},
+			want: cellResult{trouble: "ZeroDivisionError: division by zero"}, wantCode: 1},
+		{name: "python-syntax", lang: repl.Python, code: []string{"x ="},
+			want: cellResult{trouble: "SyntaxError: invalid syntax (<cell 1>, line 1)"}, wantCode: 1},
 		{name: "python-exit", lang: repl.Python, code: []string{"import sys; sys.exit(3)"}, wantCode: 3},
-		{name: "python-after-exit", lang: repl.Python, code: []string{"x = 1; import sys; sys.exit(3)", "x"}, want: cellResult{main: "1"}},
-		{name: "python-child", lang: repl.Python, code: []string{"import os; _ = os.system('echo out; echo err >&2')"}, want: cellResult{out: "out\n", err: "err\n"}},
-		{name: "python-await", lang: repl.Python, code: []string{"import asyncio\nawait asyncio.sleep(0)\n7"}, want: cellResult{main: "7"}},
-		{name: "python-fork", lang: repl.Python, code: []string{"import os\nif os.fork() == 0: pass", "import time, os\n5"}, want: cellResult{main: "5"}},
-		{name: "python-stdin", lang: repl.Python, code: []string{"input()"}, want: cellResult{trouble: "EOFError: EOF when reading a line"}, wantCode: 1},
-		{name: "python-env", lang: repl.Python, code: []string{"import os; os.environ['A']"}, env: map[string]string{"A": "b c"}, want: cellResult{main: "'b c'"}},
-		{name: "javascript-state", lang: repl.JavaScript, code: []string{"const x = 41", "console.log('grüße 🐼'); x + 1"}, want: cellResult{out: "grüße 🐼\n", main: "42"}},
-		{name: "javascript-error", lang: repl.JavaScript, code: []string{"nope()"}, want: cellResult{trouble: "ReferenceError: nope is not defined"}, wantCode: 1},
-		{name: "javascript-await", lang: repl.JavaScript, code: []string{"const y = await Promise.resolve(5)", "y * 2"}, want: cellResult{main: "10"}},
-		{name: "javascript-require", lang: repl.JavaScript, code: []string{"require('path').join('a', 'b')"}, want: cellResult{main: "a/b"}},
-		{name: "bash-state", lang: repl.Bash, code: []string{"x=41; cd /", "echo $((x+1)) $PWD; echo grüße >&2"}, want: cellResult{out: "42 /\n", err: "grüße\n"}},
+		{name: "python-after-exit", lang: repl.Python, code: []string{"x = 1; import sys; sys.exit(3)", "x"},
+			want: cellResult{main: "1"}},
+		{name: "python-child", lang: repl.Python, code: []string{"import os; _ = os.system('echo out; echo err >&2')"},
+			want: cellResult{out: "out\n", err: "err\n"}},
+		{name: "python-await", lang: repl.Python, code: []string{"import asyncio\nawait asyncio.sleep(0)\n7"},
+			want: cellResult{main: "7"}},
+		{name: "python-fork", lang: repl.Python, code: []string{"import os\nif os.fork() == 0: pass",
+			"import time, os\n5"}, want: cellResult{main: "5"}},
+		{name: "python-stdin", lang: repl.Python, code: []string{"input()"},
+			want: cellResult{trouble: "EOFError: EOF when reading a line"}, wantCode: 1},
+		{name: "python-env", lang: repl.Python, code: []string{"import os; os.environ['A']"},
+			env: map[string]string{"A": "b c"}, want: cellResult{main: "'b c'"}},
+		{name: "javascript-state", lang: repl.JavaScript, code: []string{"const x = 41",
+			"console.log('grüße 🐼'); x + 1"}, want: cellResult{out: "grüße 🐼\n", main: "42"}},
+		{name: "javascript-error", lang: repl.JavaScript, code: []string{"nope()"},
+			want: cellResult{trouble: "ReferenceError: nope is not defined"}, wantCode: 1},
+		{name: "javascript-await", lang: repl.JavaScript, code: []string{"const y = await Promise.resolve(5)", "y * 2"},
+			want: cellResult{main: "10"}},
+		{name: "javascript-require", lang: repl.JavaScript, code: []string{"require('path').join('a', 'b')"},
+			want: cellResult{main: "a/b"}},
+		{name: "bash-state", lang: repl.Bash, code: []string{"x=41; cd /", "echo $((x+1)) $PWD; echo grüße >&2"},
+			want: cellResult{out: "42 /\n", err: "grüße\n"}},
 		{name: "bash-failing", lang: repl.Bash, code: []string{"(exit 4)"}, wantCode: 4},
-		{name: "bash-env", lang: repl.Bash, code: []string{"echo \"$A\""}, env: map[string]string{"A": "it's $x"}, want: cellResult{out: "it's $x\n"}},
+		{name: "bash-env", lang: repl.Bash, code: []string{"echo \"$A\""}, env: map[string]string{"A": "it's $x"},
+			want: cellResult{out: "it's $x\n"}},
 		{name: "bash-syntax", lang: repl.Bash, code: []string{"if"}, wantCode: 2, wantInErr: "syntax error"},
-		{name: "bash-multiline", lang: repl.Bash, code: []string{"f() {\n echo in f\n}\ncat <<E\nhere\nE\nf"}, want: cellResult{out: "here\nin f\n"}},
+		{name: "bash-multiline", lang: repl.Bash, code: []string{"f() {\n echo in f\n}\ncat <<E\nhere\nE\nf"},
+			want: cellResult{out: "here\nin f\n"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			g := newGuest(t, c.lang)
@@ -133,7 +149,8 @@ func TestCells(t *testing.T) {
 
 // TestRichResults: each language shows text, pictures, pages, JSON, charts and tables.
 func TestRichResults(t *testing.T) {
-	const png, chart, data = "iVBORw0KGgoAAAAA", "application/vnd.pandastack.chart+json", "application/vnd.pandastack.data+json"
+	const png, chart, data = "iVBORw0KGgoAAAAA", "application/vnd.pandastack.chart+json",
+		"application/vnd.pandastack.data+json"
 	picture := filepath.Join(t.TempDir(), "picture.png")
 	for _, c := range []struct {
 		name string
@@ -142,26 +159,34 @@ func TestRichResults(t *testing.T) {
 		kind string
 		want any
 	}{
-		{"python-png", repl.Python, "class T:\n  def _repr_png_(self):\n    import base64\n    return base64.b64decode('" + png + "')\nT()", "image/png", png},
-		{"python-svg", repl.Python, "class T:\n  def _repr_svg_(self): return '<svg/>'\nT()", "image/svg+xml", "<svg/>"},
-		{"python-html", repl.Python, "class T:\n  def _repr_html_(self): return '<b>grüß</b>'\nT()", "text/html", "<b>grüß</b>"},
-		{"python-json", repl.Python, "class T:\n  def _repr_json_(self): return {'a': [1]}\nT()", "application/json", map[string]any{"a": []any{1.0}}},
+		{"python-png", repl.Python, "class T:\n  def _repr_png_(self):\n    import base64\n    return " +
+			"base64.b64decode('" + png + "')\nT()", "image/png", png},
+		{"python-svg", repl.Python, "class T:\n  def _repr_svg_(self): return '<svg/>'\nT()", "image/svg+xml",
+			"<svg/>"},
+		{"python-html", repl.Python, "class T:\n  def _repr_html_(self): return '<b>grüß</b>'\nT()", "text/html",
+			"<b>grüß</b>"},
+		{"python-json", repl.Python, "class T:\n  def _repr_json_(self): return {'a': [1]}\nT()", "application/json",
+			map[string]any{"a": []any{1.0}}},
 		{"python-display", repl.Python, "display('x')", "text/plain", "'x'"},
 		{"javascript-png", repl.JavaScript, "Buffer.from('" + png + "', 'base64')", "image/png", png},
 		{"javascript-display-png", repl.JavaScript, "display.png('" + png + "')", "image/png", png},
 		{"javascript-svg", repl.JavaScript, "({toSVG() { return '<svg/>' }})", "image/svg+xml", "<svg/>"},
 		{"javascript-html", repl.JavaScript, "display.html('<b>grüß</b>')", "text/html", "<b>grüß</b>"},
-		{"javascript-own", repl.JavaScript, "({[Symbol.for('Jupyter.display')]() { return {'text/markdown': '**x**'} }})", "text/markdown", "**x**"},
+		{"javascript-own", repl.JavaScript, "({[Symbol.for('Jupyter.display')]() { return {'text/markdown': '**x**'} " +
+			"}})", "text/markdown", "**x**"},
 		{"javascript-json", repl.JavaScript, "({a: [1]})", "application/json", map[string]any{"a": []any{1.0}}},
 		{"javascript-chart", repl.JavaScript, "display.chart({type: 'line'})", chart, map[string]any{"type": "line"}},
-		{"javascript-data", repl.JavaScript, "[{a: 1, b: 'x'}, {a: 2}]", data, map[string]any{"a": []any{1.0, 2.0}, "b": []any{"x", nil}}},
+		{"javascript-data", repl.JavaScript, "[{a: 1, b: 'x'}, {a: 2}]", data, map[string]any{"a": []any{1.0, 2.0},
+			"b": []any{"x", nil}}},
 		{"javascript-no-data", repl.JavaScript, "[{a: 1n}, {f() {}}]", data, nil},
 		{"bash-png", repl.Bash, "base64 -d <<<'" + png + "' >" + picture + "; display " + picture, "image/png", png},
 		{"bash-svg", repl.Bash, "display <(echo -n '<svg/>') image/svg+xml", "image/svg+xml", "<svg/>"},
 		{"bash-html", repl.Bash, "display <(echo -n '<b>grüß</b>') text/html", "text/html", "<b>grüß</b>"},
-		{"bash-json", repl.Bash, `display <(echo '{"a":[1]}') application/json`, "application/json", map[string]any{"a": []any{1.0}}},
+		{"bash-json", repl.Bash, `display <(echo '{"a":[1]}') application/json`, "application/json",
+			map[string]any{"a": []any{1.0}}},
 		{"bash-chart", repl.Bash, `display <(echo '{"type":"line"}') ` + chart, chart, map[string]any{"type": "line"}},
-		{"bash-data", repl.Bash, `display <(printf 'a,b\n1,x\n') text/csv`, data, map[string]any{"a": []any{1.0}, "b": []any{"x"}}},
+		{"bash-data", repl.Bash, `display <(printf 'a,b\n1,x\n') text/csv`, data, map[string]any{"a": []any{1.0},
+			"b": []any{"x"}}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			g := newGuest(t, c.lang)
@@ -243,8 +268,10 @@ func TestContexts(t *testing.T) {
 	if err := r.End(t.Context(), "sbx", g, one); err != nil {
 		t.Fatal(err)
 	}
-	for what, g := range map[string]guestapi.Guest{"a context that was ended": g, "one whose end the channel tells late": slowInputGuest{g}} {
-		if _, err := r.Run(t.Context(), "sbx", g, one, repl.Cell{Code: "x"}, func(repl.Event) error { return nil }); !errors.Is(
+	for what, g := range map[string]guestapi.Guest{"a context that was ended": g,
+		"one whose end the channel tells late": slowInputGuest{g}} {
+		if _, err := r.Run(t.Context(), "sbx", g, one, repl.Cell{Code: "x"},
+			func(repl.Event) error { return nil }); !errors.Is(
 			err,
 			guestapi.ErrNotFound,
 		) {
@@ -331,7 +358,8 @@ func TestSignalIsTakenBack(t *testing.T) {
 	}
 	var r repl.Runner
 	run(t, &r, g, box, repl.Cell{Code: "import signal, time\nx = 1\nsignal.signal(signal.SIGINT, signal.SIG_IGN)"})
-	if got := run(t, &r, g, box, repl.Cell{Code: "time.sleep(1000)", Timeout: 200 * time.Millisecond}); !got.Interrupted ||
+	if got := run(t, &r, g, box, repl.Cell{Code: "time.sleep(1000)",
+		Timeout: 200 * time.Millisecond}); !got.Interrupted ||
 		!strings.HasPrefix(got.trouble, "KeyboardInterrupt") {
 		t.Errorf("interrupted %v, %q", got.Interrupted, got.trouble)
 	}
@@ -355,7 +383,8 @@ func TestInterruptedBeforeItBegins(t *testing.T) {
 				t.Fatal(err)
 			}
 			var r repl.Runner
-			for _, which := range []string{"first", "second"} { // before the first one the program itself has just been started
+			for _, which := range []string{"first",
+				"second"} { // before the first one the program itself has just been started
 				if got := run(t, &r, g, box, repl.Cell{Code: code[0], Timeout: time.Nanosecond}); !got.Interrupted {
 					t.Errorf("the %s cell, which has no end, ended: %+v", which, got)
 				}

@@ -106,7 +106,7 @@ var gotchas = []gotcha{
 		[]string{"vmm/firecracker: TestMachines", "vmm/firecracker: TestCaptureAfterAdopt"},
 		nil,
 	},
-	{"a snapshot only of a guest that is ready", []string{"host/bake: TestFailingCheckIsTold"}, nil},
+	{"a snapshot only of a guest that is ready", []string{"host/bake: TestFailingCheckFailsTheBake"}, nil},
 	{"limits of rates are the snapshot's", []string{"vmm/firecracker: TestLoadIsOneRequest"}, nil},
 	{
 		"connections to a restored guest are refused at first",

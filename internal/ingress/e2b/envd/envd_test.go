@@ -191,14 +191,16 @@ func TestInput(t *testing.T) {
 		if err != nil || len(list.Msg.GetProcesses()) != 1 || list.Msg.GetProcesses()[0].GetTag() != tag {
 			t.Errorf("list %v, %v", list, err)
 		}
-		if _, err := w.proc.SendSignal(ctx, connect.NewRequest(&pb.SendSignalRequest{Process: sel(h.pid), Signal: pb.Signal_SIGNAL_SIGKILL})); err != nil {
+		if _, err := w.proc.SendSignal(ctx, connect.NewRequest(&pb.SendSignalRequest{Process: sel(h.pid),
+			Signal: pb.Signal_SIGNAL_SIGKILL})); err != nil {
 			t.Error(err)
 		}
 	})
 	if err != nil || h.end.GetStatus() != "signal: killed" {
 		t.Fatalf("heard %+v, %v", h, err)
 	}
-	if _, err := w.proc.SendSignal(ctx, connect.NewRequest(&pb.SendSignalRequest{Process: sel(h.pid), Signal: pb.Signal_SIGNAL_SIGTERM})); connect.CodeOf(
+	if _, err := w.proc.SendSignal(ctx, connect.NewRequest(&pb.SendSignalRequest{Process: sel(h.pid),
+		Signal: pb.Signal_SIGNAL_SIGTERM})); connect.CodeOf(
 		err,
 	) != connect.CodeNotFound {
 		t.Errorf("signal to an ended process: %v", err)
@@ -312,13 +314,15 @@ func TestFilesystem(t *testing.T) {
 			t.Errorf("link %v", e)
 		}
 	}
-	if _, err := w.files.Move(ctx, connect.NewRequest(&fspb.MoveRequest{Source: w.dir + "/a/f", Destination: w.dir + "/g"})); err != nil {
+	if _, err := w.files.Move(ctx, connect.NewRequest(&fspb.MoveRequest{Source: w.dir + "/a/f",
+		Destination: w.dir + "/g"})); err != nil {
 		t.Error(err)
 	}
 	if _, err := w.files.Remove(ctx, connect.NewRequest(&fspb.RemoveRequest{Path: w.dir + "/a"})); err != nil {
 		t.Error(err)
 	}
-	for path, want := range map[string]connect.Code{w.dir + "/a": connect.CodeNotFound, w.dir + "/g": connect.CodeInvalidArgument, "": connect.CodeInvalidArgument} {
+	for path, want := range map[string]connect.Code{w.dir + "/a": connect.CodeNotFound,
+		w.dir + "/g": connect.CodeInvalidArgument, "": connect.CodeInvalidArgument} {
 		if _, err := w.files.ListDir(ctx, connect.NewRequest(&fspb.ListDirRequest{Path: path})); connect.CodeOf(
 			err,
 		) != want {
@@ -368,7 +372,8 @@ func TestWatchers(t *testing.T) {
 	if _, err := w.files.RemoveWatcher(ctx, connect.NewRequest(&fspb.RemoveWatcherRequest{WatcherId: id})); err != nil {
 		t.Error(err)
 	}
-	if _, err := w.files.GetWatcherEvents(ctx, connect.NewRequest(&fspb.GetWatcherEventsRequest{WatcherId: id})); connect.CodeOf(
+	if _, err := w.files.GetWatcherEvents(ctx,
+		connect.NewRequest(&fspb.GetWatcherEventsRequest{WatcherId: id})); connect.CodeOf(
 		err,
 	) != connect.CodeNotFound {
 		t.Errorf("events of a removed watcher: %v", err)
@@ -407,7 +412,8 @@ func TestFiles(t *testing.T) {
 	file := w.dir + "/sub/f.bin"
 	data := bytes.Repeat([]byte{0, 255, '\n', 'x'}, 300_000)
 	auth := http.Header{"X-Access-Token": {token}}
-	if status, text := w.http(t, "POST", "/files", url.Values{"path": {file}}, auth, bytes.NewReader(data)); status != 200 ||
+	if status, text := w.http(t, "POST", "/files", url.Values{"path": {file}}, auth,
+		bytes.NewReader(data)); status != 200 ||
 		!strings.Contains(text, `"name":"f.bin"`) {
 		t.Fatalf("upload %d %s", status, text)
 	}
@@ -477,7 +483,8 @@ func TestSignedURLs(t *testing.T) {
 		}
 		return q
 	}
-	if status, text := w.http(t, "POST", "/files", query("write", file, "", &until), nil, strings.NewReader("x")); status != 200 {
+	if status, text := w.http(t, "POST", "/files", query("write", file, "", &until), nil,
+		strings.NewReader("x")); status != 200 {
 		t.Fatalf("signed upload: %d %s", status, text)
 	}
 	if status, text := w.http(t, "GET", "/files", query("read", file, "root", nil), nil, nil); status != 200 ||
@@ -489,7 +496,8 @@ func TestSignedURLs(t *testing.T) {
 	longer := query("read", file, "", &until)
 	longer.Set("signature_expiration", strconv.FormatInt(until+1, 10))
 	for name, q := range map[string]url.Values{
-		"other-path": other, "other-operation": query("write", file, "", nil), "longer": longer, "expired": query("read", file, "", &past),
+		"other-path": other, "other-operation": query("write", file, "", nil), "longer": longer,
+		"expired": query("read", file, "", &past),
 	} {
 		if status, text := w.http(t, "GET", "/files", q, nil, nil); status != 401 {
 			t.Errorf("%s: %d %s, want 401", name, status, text)
@@ -499,12 +507,14 @@ func TestSignedURLs(t *testing.T) {
 
 func TestStrangers(t *testing.T) {
 	w := newFixture(t)
-	for _, path := range []string{"/process.Process/List", "/filesystem.Filesystem/Stat", "/metrics", "/envs", "/files/compose"} {
+	for _, path := range []string{"/process.Process/List", "/filesystem.Filesystem/Stat", "/metrics", "/envs",
+		"/files/compose"} {
 		method := "POST"
 		if path == "/metrics" || path == "/envs" {
 			method = "GET"
 		}
-		if status, _ := w.http(t, method, path, nil, http.Header{"Content-Type": {"application/json"}}, strings.NewReader("{}")); status != 401 {
+		if status, _ := w.http(t, method, path, nil, http.Header{"Content-Type": {"application/json"}},
+			strings.NewReader("{}")); status != 401 {
 			t.Errorf("%s let a stranger in: %d", path, status)
 		}
 	}
@@ -551,11 +561,14 @@ func TestMetadata(t *testing.T) {
 		want int
 		has  map[string]string
 	}{
-		{"two", http.Header{"X-Metadata-Author": {"me"}, "X-Metadata-N": {"1"}}, 200, map[string]string{"author": "me", "n": "1"}},
-		{"long key", http.Header{"X-Metadata-" + strings.Repeat("K", 247): {"v"}}, 400, map[string]string{"author": "me", "n": "1"}},
+		{"two", http.Header{"X-Metadata-Author": {"me"}, "X-Metadata-N": {"1"}}, 200, map[string]string{"author": "me",
+			"n": "1"}},
+		{"long key", http.Header{"X-Metadata-" + strings.Repeat("K", 247): {"v"}}, 400,
+			map[string]string{"author": "me", "n": "1"}},
 		{"no key", http.Header{"X-Metadata-": {"v"}}, 400, map[string]string{"author": "me", "n": "1"}},
 		{"no ASCII", http.Header{"X-Metadata-A": {"gr\u00fc\u00df"}}, 400, map[string]string{"author": "me", "n": "1"}},
-		{"too much", http.Header{"X-Metadata-A": {strings.Repeat("v", 4096)}}, 400, map[string]string{"author": "me", "n": "1"}},
+		{"too much", http.Header{"X-Metadata-A": {strings.Repeat("v", 4096)}}, 400, map[string]string{"author": "me",
+			"n": "1"}},
 		{"another", http.Header{"X-Metadata-Other": {"2"}}, 200, map[string]string{"other": "2"}},
 		{"none", http.Header{}, 200, nil},
 	} {

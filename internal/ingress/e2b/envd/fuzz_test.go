@@ -83,10 +83,14 @@ func serveRequest(method, target string, h http.Header, body []byte) (*httptest.
 // FuzzConnect: whatever stands in an envelope or a message, it is answered and nothing runs.
 func FuzzConnect(f *testing.F) {
 	methods := []string{
-		"process.Process/Start", "process.Process/Connect", "process.Process/StreamInput", "process.Process/SendInput", "process.Process/SendSignal",
-		"process.Process/Update", "process.Process/List", "process.Process/CloseStdin", "filesystem.Filesystem/Stat", "filesystem.Filesystem/ListDir",
-		"filesystem.Filesystem/Move", "filesystem.Filesystem/Remove", "filesystem.Filesystem/MakeDir", "filesystem.Filesystem/WatchDir",
-		"filesystem.Filesystem/CreateWatcher", "filesystem.Filesystem/GetWatcherEvents", "filesystem.Filesystem/RemoveWatcher",
+		"process.Process/Start", "process.Process/Connect", "process.Process/StreamInput", "process.Process/SendInput",
+		"process.Process/SendSignal",
+		"process.Process/Update", "process.Process/List", "process.Process/CloseStdin", "filesystem.Filesystem/Stat",
+		"filesystem.Filesystem/ListDir",
+		"filesystem.Filesystem/Move", "filesystem.Filesystem/Remove", "filesystem.Filesystem/MakeDir",
+		"filesystem.Filesystem/WatchDir",
+		"filesystem.Filesystem/CreateWatcher", "filesystem.Filesystem/GetWatcherEvents",
+		"filesystem.Filesystem/RemoveWatcher",
 	}
 	kinds := []string{
 		"application/connect+json",

@@ -114,7 +114,8 @@ func TestExecute(t *testing.T) {
 		t.Errorf("lines of a failing cell %v", got)
 	}
 	got = w.run(
-		`{"code":"class T:\n  def _repr_html_(self): return '<b>'\n  def _repr_mimebundle_(self, **k): return {'text/html': '<b>', 'a/b': 1, 'application/vnd.pandastack.chart+json': {'type': 'pie'}}\nT()"}`,
+		`{"code":"class T:\n  def _repr_html_(self): return '<b>'\n  def _repr_mimebundle_(self, **k): return ` +
+			`{'text/html': '<b>', 'a/b': 1, 'application/vnd.pandastack.chart+json': {'type': 'pie'}}\nT()"}`,
 	)
 	if kinds(got) != "number_of_executions result end_of_execution" {
 		t.Fatalf("lines of a rich value %v", got)

@@ -99,9 +99,9 @@ func (f *attachStream) flush() {
 
 // AttachSSE follows a process from the given offsets and sends its output as server-sent events.
 //
-// The events are start, stdout and stderr, then exit or error. Every chunk has an id from which the stream can be resumed without loss, as long as the guest keeps the output.
-// The process continues when the client goes away. A failure to attach is returned before anything was sent;
-// begin makes the event stream.
+// The events are start, stdout and stderr, then exit or error. Every chunk has an id from which the
+// stream can be resumed without loss, as long as the guest keeps the output. The process continues when the client
+// goes away. A failure to attach is returned before anything was sent; begin makes the event stream.
 func AttachSSE(
 	ctx context.Context,
 	g guestapi.Guest,

@@ -71,7 +71,8 @@ func Background(ctx context.Context, g guestapi.Guest, req api.ExecRequest) (api
 
 // ToSSE runs a command and sends its output as server-sent events.
 //
-// The events are start, then stdout and stderr with chunks of whole characters, then exit or error. A failure to start the command is returned before anything was sent; begin makes the event stream.
+// The events are start, then stdout and stderr with chunks of whole characters, then exit or error. A failure
+// to start the command is returned before anything was sent; begin makes the event stream.
 func ToSSE(ctx context.Context, g guestapi.Guest, req api.ExecRequest, begin func() *SSE) error {
 	var sse *SSE
 	defer func() {

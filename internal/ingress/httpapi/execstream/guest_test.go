@@ -113,7 +113,8 @@ func (p *process) die() { p.once.Do(func() { close(p.dead) }) }
 func (p *process) after(o guestapi.Offsets) []guestapi.Event {
 	var list []guestapi.Event
 	for _, e := range p.events {
-		from := map[guestapi.Stream]int64{guestapi.StreamStdout: o.Stdout, guestapi.StreamStderr: o.Stderr, guestapi.StreamPTY: o.PTY}[e.Stream]
+		from := map[guestapi.Stream]int64{guestapi.StreamStdout: o.Stdout, guestapi.StreamStderr: o.Stderr,
+			guestapi.StreamPTY: o.PTY}[e.Stream]
 		if e.Exit == nil {
 			skip := clamp(int(from-e.Offset), 0, len(e.Data))
 			e.Data, e.Offset = e.Data[skip:], e.Offset+int64(skip)
@@ -208,10 +209,15 @@ func TestExec(t *testing.T) {
 		want api.ExecResult
 		code api.Code
 	}{
-		{"output", api.ExecRequest{Cmd: "x", Stdin: &in}, proc(out("a"), errs("e"), out("\xff"), exit(3)), nil, api.ExecResult{Stdout: "a\uFFFD", Stderr: "e", ExitCode: 3}, ""},
-		{"timeout", api.ExecRequest{Cmd: "x", TimeoutSeconds: 1.5}, proc(out("part"), guestapi.Event{Exit: &guestapi.Exit{Code: 137, TimedOut: true}}), nil, api.ExecResult{Stdout: "part", ExitCode: 137}, api.Timeout},
-		{"no-memory", api.ExecRequest{Cmd: "x"}, proc(killed), nil, api.ExecResult{ExitCode: 137, OutOfMemory: true}, ""},
-		{"no-such-dir", api.ExecRequest{Cmd: "x"}, proc(guestapi.Event{Exit: &guestapi.Exit{Error: "no such directory"}}), nil, api.ExecResult{}, api.Invalid},
+		{"output", api.ExecRequest{Cmd: "x", Stdin: &in}, proc(out("a"), errs("e"), out("\xff"), exit(3)), nil,
+			api.ExecResult{Stdout: "a\uFFFD", Stderr: "e", ExitCode: 3}, ""},
+		{"timeout", api.ExecRequest{Cmd: "x", TimeoutSeconds: 1.5}, proc(out("part"),
+			guestapi.Event{Exit: &guestapi.Exit{Code: 137, TimedOut: true}}), nil, api.ExecResult{Stdout: "part",
+			ExitCode: 137}, api.Timeout},
+		{"no-memory", api.ExecRequest{Cmd: "x"}, proc(killed), nil, api.ExecResult{ExitCode: 137, OutOfMemory: true},
+			""},
+		{"no-such-dir", api.ExecRequest{Cmd: "x"}, proc(guestapi.Event{Exit: &guestapi.Exit{Error: "no such " +
+			"directory"}}), nil, api.ExecResult{}, api.Invalid},
 		{"no-exit", api.ExecRequest{Cmd: "x"}, proc(out("a")), nil, api.ExecResult{}, api.Unavailable},
 		{"lost", api.ExecRequest{Cmd: "x"}, nil, guestapi.ErrLost, api.ExecResult{}, api.Unavailable},
 		{"busy", api.ExecRequest{Cmd: "x"}, nil, guestapi.ErrBusy, api.ExecResult{}, api.QuotaExceeded},
@@ -300,18 +306,26 @@ func TestToSSE(t *testing.T) {
 		name, want string
 		p          *process
 	}{
-		{"split-character", "event: start\ndata: {\"pid\":1}\n\nevent: stdout\ndata: {\"chunk\":\"a\"}\n\nevent: stderr\ndata: {\"chunk\":\"x\"}\n\nevent: stdout\ndata: {\"chunk\":\"€\"}\n\nevent: stdout\ndata: {\"chunk\":\"\uFFFD\"}\n\nevent: exit\n",
+		{"split-character", "event: start\ndata: {\"pid\":1}\n\nevent: stdout\ndata: {\"chunk\":\"a\"}\n\nevent: " +
+			"stderr\ndata: {\"chunk\":\"x\"}\n\nevent: stdout\ndata: {\"chunk\":\"€\"}\n\nevent: stdout\ndata: " +
+			"{\"chunk\":\"\uFFFD\"}\n\nevent: exit\n",
 			proc(out("a\xe2"), errs("x"), out("\x82\xac"), out("\xf0"), exit(0))},
-		{"line-ends", "event: start\ndata: {\"pid\":1}\n\nevent: stdout\ndata: {\"chunk\":\"a\\u0085\\u2028\\r\\u000b\\f\\u001cb\"}\n\nevent: exit\n", proc(out("a\u0085\u2028\r\v\f\x1cb"), exit(0))},
-		{"timeout", "event: start\ndata: {\"pid\":1}\n\nevent: error\ndata: {\"error\":\"command timeout after 2s\",\"code\":\"timeout\",",
+		{"line-ends", "event: start\ndata: {\"pid\":1}\n\nevent: stdout\ndata: " +
+			"{\"chunk\":\"a\\u0085\\u2028\\r\\u000b\\f\\u001cb\"}\n\nevent: exit\n",
+			proc(out("a\u0085\u2028\r\v\f\x1cb"), exit(0))},
+		{"timeout", "event: start\ndata: {\"pid\":1}\n\nevent: error\ndata: {\"error\":\"command timeout after " +
+			"2s\",\"code\":\"timeout\",",
 			proc(guestapi.Event{Exit: &guestapi.Exit{Code: 137, TimedOut: true}})},
-		{"no-memory", "event: start\ndata: {\"pid\":1}\n\nevent: exit\ndata: {\"exit_code\":137,\"out_of_memory\":true,", proc(killed)},
-		{"newline", "event: start\ndata: {\"pid\":1}\n\nevent: stdout\ndata: {\"chunk\":\"a\\n\\nb\"}\n\nevent: exit\ndata: {\"exit_code\":7,", proc(out("a\n\nb"), exit(7))},
+		{"no-memory", "event: start\ndata: {\"pid\":1}\n\nevent: exit\ndata: " +
+			"{\"exit_code\":137,\"out_of_memory\":true,", proc(killed)},
+		{"newline", "event: start\ndata: {\"pid\":1}\n\nevent: stdout\ndata: {\"chunk\":\"a\\n\\nb\"}\n\nevent: " +
+			"exit\ndata: {\"exit_code\":7,", proc(out("a\n\nb"), exit(7))},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			g := newGuest(func(guestapi.ProcessSpec) (*process, error) { return tt.p, nil })
 			got := body(t, serve(t, func(w http.ResponseWriter, r *http.Request) {
-				if err := execstream.ToSSE(r.Context(), g, api.ExecRequest{Cmd: "x", TimeoutSeconds: 2}, func() *execstream.SSE { return execstream.NewSSE(w) }); err != nil {
+				if err := execstream.ToSSE(r.Context(), g, api.ExecRequest{Cmd: "x", TimeoutSeconds: 2},
+					func() *execstream.SSE { return execstream.NewSSE(w) }); err != nil {
 					t.Error(err)
 				}
 			}))
@@ -343,7 +357,8 @@ func TestAttachTakesUpAgain(t *testing.T) {
 		if err != nil {
 			t.Error(err)
 		}
-		if err := execstream.AttachSSE(r.Context(), g, guestapi.ProcessRef{PID: 1}, from, func() *execstream.SSE { return execstream.NewSSE(w) }); err != nil {
+		if err := execstream.AttachSSE(r.Context(), g, guestapi.ProcessRef{PID: 1}, from,
+			func() *execstream.SSE { return execstream.NewSSE(w) }); err != nil {
 			t.Error(err)
 		}
 	})
@@ -437,10 +452,13 @@ func TestExecMux(t *testing.T) {
 		send string
 		want []string
 	}{
-		{`{"id":"b","cmd":"x"}`, []string{`{"id":"b","stream":"stdout","data":"o"}`, `{"id":"b","stream":"stderr","data":"e"}`, `{"id":"b","exit":2,"duration_ms":`}},
-		{`{"id":"b","cmd":"x"}`, []string{`{"id":"b","stream":"stdout"`, `{"id":"b","stream":"stderr"`, `{"id":"b","exit":2,`}},
+		{`{"id":"b","cmd":"x"}`, []string{`{"id":"b","stream":"stdout","data":"o"}`,
+			`{"id":"b","stream":"stderr","data":"e"}`, `{"id":"b","exit":2,"duration_ms":`}},
+		{`{"id":"b","cmd":"x"}`, []string{`{"id":"b","stream":"stdout"`, `{"id":"b","stream":"stderr"`,
+			`{"id":"b","exit":2,`}},
 		{`{"id":"m","cmd":"hog"}`, []string{`{"id":"m","exit":137,"out_of_memory":true,`}},
-		{`{"id":1,"cmd":"x"}`, []string{`{"id":1,"error":"id: a command with this id is running: use another one","code":"conflict"}`}},
+		{`{"id":1,"cmd":"x"}`, []string{`{"id":1,"error":"id: a command with this id is running: use another ` +
+			`one","code":"conflict"}`}},
 		{`{"id":"c"}`, []string{`{"id":"c","error":"cmd: is missing`}},
 		{`{"cmd":"x"}`, []string{`{"id":null,"error":"id: is missing`}},
 		{`no json`, []string{`{"id":null,"error":"message is not JSON`}},

@@ -57,7 +57,8 @@ func TestOffsets(t *testing.T) {
 	if o, err := execstream.ParseOffsets(""); err != nil || o != (guestapi.Offsets{}) {
 		t.Errorf("empty: got %+v, %v", o, err)
 	}
-	for _, s := range []string{"1", "1-2", "1-2-3-4", "-1-2-3", "a-b-c", "1-2-3x", " 1-2-3", "01-2-3", "99999999999999999999-0-0"} {
+	for _, s := range []string{"1", "1-2", "1-2-3-4", "-1-2-3", "a-b-c", "1-2-3x", " 1-2-3", "01-2-3",
+		"99999999999999999999-0-0"} {
 		if _, err := execstream.ParseOffsets(s); err == nil {
 			t.Errorf("%q was taken", s)
 		}
