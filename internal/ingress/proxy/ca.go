@@ -21,14 +21,14 @@ import (
 	"github.com/pandastack/pandastack/internal/lib/durable"
 )
 
-// Lives of certificates that this program makes for itself. A leaf lives shorter than the 398 days that
-// browsers accept, and is made anew at every start in the last third of its life.
+// Lifetimes of the certificates that this program makes. A leaf lives shorter than the 398 days that browsers accept,
+// and is replaced in the last third of its life.
 const (
 	caLifetime   = 10 * 365 * 24 * time.Hour
 	leafLifetime = 390 * 24 * time.Hour
 )
 
-// Names of the files in the directory of a private authority.
+// Files in the directory of a private authority.
 const (
 	caCertFile   = "ca.pem"
 	caKeyFile    = "ca.key"
@@ -36,9 +36,10 @@ const (
 	leafKeyFile  = "server.key"
 )
 
-// PrivateTLS gives a certificate for the given host names (a wildcard is a name such as *.example.test)
-// and addresses, signed by an authority of this installation's own. What is missing or nearly over is made
-// and kept in dir, which must exist; caFile is what clients have to trust.
+// PrivateTLS returns a certificate for the given names, signed by an authority of this installation.
+//
+// Names are host names, wildcards such as *.example.test, and IP addresses. PrivateTLS makes what is missing or about
+// to expire and keeps it in dir, which must exist. caFile is the certificate that clients have to trust.
 func PrivateTLS(dir string, names []string, now time.Time) (cert tls.Certificate, caFile string, err error) {
 	caFile = filepath.Join(dir, caCertFile)
 	ca, caKey, err := loadPair(dir, caCertFile, caKeyFile)
@@ -58,9 +59,10 @@ func PrivateTLS(dir string, names []string, now time.Time) (cert tls.Certificate
 	return tls.Certificate{Certificate: [][]byte{leaf.Raw, ca.Raw}, PrivateKey: key, Leaf: leaf}, caFile, nil
 }
 
-// isValidFor says whether a certificate still does for names.
+// isValidFor reports whether a certificate is valid for names and not about to expire.
 func isValidFor(leaf, ca *x509.Certificate, names []string, now time.Time) bool {
-	if leaf.CheckSignatureFrom(ca) != nil || now.After(leaf.NotAfter.Add(-leafLifetime/3)) || now.Before(leaf.NotBefore) {
+	if leaf.CheckSignatureFrom(ca) != nil || now.Before(leaf.NotBefore) ||
+		now.After(leaf.NotAfter.Add(-leafLifetime/3)) {
 		return false
 	}
 	have := map[string]bool{}
@@ -82,7 +84,8 @@ func makeCA(dir string, now time.Time) (*x509.Certificate, crypto.Signer, error)
 	t := &x509.Certificate{
 		Subject:   pkix.Name{CommonName: "PandaStack private authority", Organization: []string{"PandaStack"}},
 		NotBefore: now.Add(-time.Hour), NotAfter: now.Add(caLifetime),
-		IsCA: true, BasicConstraintsValid: true, MaxPathLenZero: true, KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageCRLSign,
+		IsCA: true, BasicConstraintsValid: true, MaxPathLenZero: true,
+		KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageCRLSign,
 	}
 	return issue(dir, caCertFile, caKeyFile, t, nil, nil)
 }
@@ -109,8 +112,8 @@ func makeLeaf(
 	return issue(dir, leafCertFile, leafKeyFile, t, ca, caKey)
 }
 
-// issue makes a key and a certificate from t, signed by parent or, without one, by itself, and keeps
-// both. The key is written first: a crash between leaves no certificate, and both are made again.
+// issue makes and stores a key and a certificate from t, signed by parent or, without one, by itself. The key is
+// written first: after a crash in between there is no certificate, and both are made again.
 func issue(
 	dir, certFile, keyFile string,
 	t, parent *x509.Certificate,

@@ -7,11 +7,11 @@ import (
 	"time"
 )
 
-// reloadInterval is how often a certificate is loaded anew: one that was renewed on disk, or that this program makes
-// for itself and that is nearly over, is taken up without a restart.
+// reloadInterval is how often a certificate is loaded again, so that one that was renewed on disk, or that this program
+// makes and that is about to expire, is replaced without a restart.
 const reloadInterval = time.Hour
 
-// ReloadingCertificate is one that a server shows. Make one with KeepCertificate. Everything may run at once.
+// ReloadingCertificate is a certificate that is reloaded while a server uses it. All methods may run at once.
 type ReloadingCertificate struct {
 	load func(now time.Time) (tls.Certificate, error)
 	log  *slog.Logger
@@ -21,9 +21,13 @@ type ReloadingCertificate struct {
 	loaded time.Time        // guarded by mu
 }
 
-// NewReloadingCertificate loads a certificate, and from then on anew now and then. When that fails later, the one at
-// hand is shown further.
-func NewReloadingCertificate(load func(now time.Time) (tls.Certificate, error), log *slog.Logger) (*ReloadingCertificate, error) {
+// NewReloadingCertificate loads a certificate and reloads it every hour of use.
+//
+// If a later load fails, the certificate stays as it is.
+func NewReloadingCertificate(
+	load func(now time.Time) (tls.Certificate, error),
+	log *slog.Logger,
+) (*ReloadingCertificate, error) {
 	now := time.Now()
 	cert, err := load(now)
 	if err != nil {
@@ -32,7 +36,7 @@ func NewReloadingCertificate(load func(now time.Time) (tls.Certificate, error), 
 	return &ReloadingCertificate{load: load, log: log, cert: &cert, loaded: now}, nil
 }
 
-// Get is for tls.Config.GetCertificate.
+// Get implements tls.Config.GetCertificate.
 func (c *ReloadingCertificate) Get(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 	return c.at(time.Now()), nil
 }
@@ -46,7 +50,7 @@ func (c *ReloadingCertificate) at(now time.Time) *tls.Certificate {
 	c.loaded = now
 	cert, err := c.load(now)
 	if err != nil {
-		c.log.Error("certificate could not be loaded anew; the one at hand is shown further", "err", err)
+		c.log.Error("certificate could not be reloaded; the current one stays in use", "err", err)
 		return c.cert
 	}
 	c.cert = &cert

@@ -11,25 +11,27 @@ import (
 	"time"
 )
 
-// Preview is what a signed preview address says. Its text is sandbox|port|expiry|workspace, and |paths
-// joined by commas if there are any; none of these may hold the separators.
+// Preview is the content of a signed preview address.
+//
+// Its text is sandbox|port|expiry|workspace and, if it has paths, |paths joined by commas. None of these may contain
+// the separators.
 type Preview struct {
 	Sandbox   string
 	Port      int
-	Expires   time.Time // to the second
+	Expires   time.Time // in whole seconds
 	Workspace string
-	Paths     []string // prefixes that it covers; none: all
+	Paths     []string // prefixes that it covers; none: all paths
 }
 
-// Why a token of a preview does not hold.
+// Why a token of a preview is invalid.
 var (
-	ErrForged  = errors.New("the token was not made here")
+	ErrForged  = errors.New("the token was not signed by this server")
 	ErrExpired = errors.New("the token has expired")
 )
 
 var b64 = base64.RawURLEncoding
 
-// SignPreview makes the token of a preview: the text and its HMAC, each as base64 for addresses.
+// SignPreview returns the token of a preview: the text and its HMAC, each in base64 for URLs.
 func SignPreview(key []byte, v Preview) string {
 	parts := []string{v.Sandbox, strconv.Itoa(v.Port), strconv.FormatInt(v.Expires.Unix(), 10), v.Workspace}
 	if len(v.Paths) > 0 {
@@ -44,12 +46,13 @@ func seal(key []byte, text string) string {
 	return b64.EncodeToString([]byte(text)) + "." + b64.EncodeToString(h.Sum(nil))
 }
 
-// OpenPreview reads a token. ErrForged for what was not signed with this key, ErrExpired for what was but is
-// over.
+// OpenPreview returns the preview of a token.
+//
+// It returns ErrForged if the token was not signed with this key, and ErrExpired if it was but has expired.
 func OpenPreview(key []byte, token string, now time.Time) (Preview, error) {
 	head, _, _ := strings.Cut(token, ".")
 	text, err := b64.DecodeString(head)
-	// The whole token is compared, since base64 reads more than one text as the same bytes.
+	// The whole token is compared, since base64 decodes several texts to the same bytes.
 	if err != nil || len(key) == 0 || !hmac.Equal([]byte(token), []byte(seal(key, string(text)))) {
 		return Preview{}, ErrForged
 	}
@@ -72,8 +75,9 @@ func OpenPreview(key []byte, token string, now time.Time) (Preview, error) {
 	return v, nil
 }
 
-// Allows tells whether a path lies under one of the prefixes, whole segments of it, after all dots are
-// resolved. Without prefixes every path does.
+// Allows reports whether path p is below one of the prefixes, by whole segments after dots are resolved.
+//
+// Without prefixes every path is allowed.
 func (v Preview) Allows(p string) bool {
 	p = path.Clean("/" + p)
 	for _, prefix := range v.Paths {

@@ -21,7 +21,7 @@ import (
 	"github.com/pandastack/pandastack/internal/control/build"
 )
 
-// Builds are what this face needs of builds; build.Service has it.
+// Builds are the methods of *build.Service that this API uses.
 type Builds interface {
 	Reserve(ctx context.Context, p auth.Principal, req api.BuildRequest) (api.Build, error)
 	StartReserved(ctx context.Context, p auth.Principal, id api.BuildID, change func(*build.Spec)) error
@@ -38,19 +38,19 @@ type Builds interface {
 	PutFiles(ctx context.Context, p auth.Principal, hash string, r io.Reader) error
 }
 
-// uploadTTL is how long the address of an upload holds.
+// uploadTTL is how long the address of an upload is valid.
 const uploadTTL = time.Hour
 
-// baseImage is what E2B's builder starts from when its user names nothing; baseTemplate stands in for it.
+// baseImage is what E2B's builder starts from when its user names nothing. baseTemplate stands in for it.
 const (
 	baseImage    = "e2bdev/base"
 	baseTemplate = "base"
 )
 
-// maxLogs is how many entries of a log are answered at once.
+// maxLogs is how many entries of a log one response has at most.
 const maxLogs = 100
 
-// aliasOrTags answers /templates/aliases/{alias} and /templates/{id}/tags, which one pattern has to hold.
+// aliasOrTags serves /templates/aliases/{alias} and /templates/{id}/tags, which net/http can only match by one pattern.
 func (s *Server) aliasOrTags(r *http.Request, p auth.Principal) (int, any, error) {
 	switch {
 	case r.PathValue("id") == "aliases":
@@ -69,7 +69,7 @@ func (s *Server) builder() (Builds, error) {
 	return s.cfg.Builds, nil
 }
 
-// stripNamespace takes the namespace off a name: that of the caller, who has one.
+// stripNamespace removes the caller's namespace from a name.
 func stripNamespace(name string, p auth.Principal) string {
 	if space, rest, ok := strings.Cut(name, "/"); ok && space == string(p.Workspace) {
 		return rest
@@ -124,7 +124,7 @@ func (s *Server) newTemplate(r *http.Request, p auth.Principal) (int, any, error
 		"names": []string{string(p.Workspace) + "/" + name}, "tags": in.Tags, "aliases": []string{name}}, err
 }
 
-// uploadLink answers where files of a hash are sent, unless they were.
+// uploadLink returns where to upload the files with a hash, unless they were uploaded before.
 func (s *Server) uploadLink(r *http.Request, p auth.Principal) (int, any, error) {
 	b, err := s.builder()
 	if err != nil {
@@ -149,15 +149,15 @@ func (s *Server) uploadLink(r *http.Request, p auth.Principal) (int, any, error)
 	return http.StatusCreated, map[string]any{"present": false, "url": to.String()}, nil
 }
 
-// ticket lets its bearer upload the files of a hash to a workspace until a time.
+// ticket returns a credential to upload the files with a hash to a workspace until a time.
 func (s *Server) ticket(workspace, hash string, until time.Time) string {
 	text := base64.RawURLEncoding.EncodeToString([]byte(workspace)) + "." + strconv.FormatInt(until.Unix(), 10)
 	mac := hmac.New(sha256.New, s.cfg.Secret)
-	fmt.Fprintf(mac, "upload:%s:%s", text, hash) // a hash never answers an error
+	fmt.Fprintf(mac, "upload:%s:%s", text, hash) // a hash never returns an error
 	return text + "." + hex.EncodeToString(mac.Sum(nil))
 }
 
-// upload takes files by a ticket in the place of a key: clients send them to any address that they are told.
+// upload takes files with a ticket in the place of a key: clients send no key to upload addresses.
 func (s *Server) upload(w http.ResponseWriter, r *http.Request) {
 	b, err := s.builder()
 	if err == nil {
@@ -207,7 +207,7 @@ type buildStart struct {
 	ReadyCmd string `json:"readyCmd"`
 }
 
-// path reads the build of a request.
+// buildID returns the id of the build in the path.
 func buildID(r *http.Request) (api.BuildID, error) { return api.ParseBuildID(r.PathValue("build")) }
 
 func (s *Server) startBuild(r *http.Request, p auth.Principal) (int, any, error) {
@@ -234,7 +234,8 @@ func (s *Server) startBuild(r *http.Request, p auth.Principal) (int, any, error)
 		in.FromImage, in.FromTemplate = "", baseTemplate
 	}
 	return http.StatusAccepted, nil, b.StartReserved(r.Context(), p, id, func(spec *build.Spec) {
-		spec.ImageRef, spec.FromTemplate, spec.OnBase = in.FromImage, stripNamespace(in.FromTemplate, p), in.FromTemplate != ""
+		spec.ImageRef, spec.FromTemplate = in.FromImage, stripNamespace(in.FromTemplate, p)
+		spec.OnBase = in.FromTemplate != ""
 		spec.Start, spec.Ready, spec.NoCache = in.StartCmd, in.ReadyCmd, in.Force
 		if in.Registry != nil {
 			spec.Registry = &api.RegistryAuth{Username: in.Registry.Username, Password: in.Registry.Password}

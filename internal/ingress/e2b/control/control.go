@@ -1,10 +1,10 @@
-// Package control is the control API of E2B's protocol, a second face of the services that /v1 shows.
+// Package control serves the control API of E2B's protocol, over the services that /v1 serves too.
 //
-// It owns names, shapes and status codes of that protocol (npm e2b 2.51.0 and older clients of the 2.x
-// and 1.x lines) and translates; every verb is a verb of the sandbox service. A field that this server
-// cannot honour is refused by its name, never ignored. Processes and files are served by package envd.
+// It owns the names, shapes and status codes of that protocol (npm e2b 2.51.0 and older clients of the 2.x and 1.x
+// lines) and translates. The sandbox service does the work. A field that this server cannot honour is refused by its
+// name, never ignored. Package envd serves processes and files.
 //
-// A Server has no state of its own but the measurements of package control; all requests may run at once.
+// A Server has no state of its own but the measurements of package metricshistory. All requests may run at once.
 package control
 
 import (
@@ -28,7 +28,7 @@ import (
 	"github.com/pandastack/pandastack/internal/control/sandbox"
 )
 
-// Templates are what this face needs of templates; template.Service has it.
+// Templates are the methods of *template.Service that this API uses.
 type Templates interface {
 	List(ctx context.Context, p auth.Principal) ([]api.Template, error)
 	Get(ctx context.Context, p auth.Principal, name string) (api.Template, error)
@@ -37,22 +37,22 @@ type Templates interface {
 	Untag(ctx context.Context, p auth.Principal, name, tag string) error
 }
 
-// Keys says who calls; auth.Keys does.
+// Keys authenticates callers; *auth.Keys does.
 type Keys interface {
 	Authenticate(ctx context.Context, token string) (auth.Principal, error)
 }
 
-// Config of a Server.
+// Config configures a Server.
 type Config struct {
-	Domain       string // whose wildcard names sandboxes: clients build <port>-<id>.<domain>
-	AgentVersion string // of the agent services that clients will find
-	Secret       []byte // of this installation, at least 32 bytes: access tokens are made from it
+	Domain       string // clients build names of sandboxes with it: <port>-<id>.<domain>
+	AgentVersion string // version of the agent services that clients will find
+	Secret       []byte // of this installation, at least 32 bytes: tokens are derived from it
 	Builds       Builds // nil: templates cannot be built
-	// History is where measurements are kept; somebody else runs it. nil: one of its own, which nobody runs.
+	// History keeps measurements; its owner runs it. nil: one of the server's own, which is not run.
 	History *metricshistory.History
 }
 
-// Server answers the control API.
+// Server serves the control API.
 type Server struct {
 	cfg       Config
 	sandboxes *sandbox.Service
@@ -60,11 +60,11 @@ type Server struct {
 	keys      Keys
 	mux       *http.ServeMux
 	started   time.Time
-	patterns  []string // of mux
+	patterns  []string // patterns of mux
 	history   *metricshistory.History
 }
 
-// New makes a server; a short secret is an error.
+// New returns a server. A secret that is too short is an error.
 func New(cfg Config, sandboxes *sandbox.Service, templates Templates, keys Keys) (*Server, error) {
 	if len(cfg.Secret) < 32 {
 		return nil, fmt.Errorf("e2bapi: the secret has %d bytes, at least 32 are needed", len(cfg.Secret))
@@ -82,7 +82,7 @@ func New(cfg Config, sandboxes *sandbox.Service, templates Templates, keys Keys)
 	return s, nil
 }
 
-// Routes lists the patterns of net/http that this API answers, in order.
+// Routes returns the patterns of net/http that this API serves, sorted.
 func (s *Server) Routes() []string { return slices.Sorted(slices.Values(s.patterns)) }
 
 // handle adds a route.
@@ -91,10 +91,10 @@ func (s *Server) handle(pattern string, h http.HandlerFunc) {
 	s.mux.HandleFunc(pattern, h)
 }
 
-// handler answers a request of a caller who is known: status and body, nil for none.
+// handler serves a request of an authenticated caller. It returns status and body; a nil body is none.
 type handler func(r *http.Request, p auth.Principal) (int, any, error)
 
-// Middleware answers the paths of this API and passes all others to next.
+// Middleware serves the paths of this API and passes all other requests to next.
 func (s *Server) Middleware(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if _, pattern := s.mux.Handler(r); pattern == "" {
@@ -105,8 +105,10 @@ func (s *Server) Middleware(next http.Handler) http.Handler {
 	})
 }
 
-// authenticated finds out who calls before the route is asked. Keys are shown as X-API-Key or as a bearer token; old
-// clients insist on the form e2b_<hex>, which is taken for the key with the same digits.
+// authenticated authenticates the caller before the route is called.
+//
+// Clients send keys as X-API-Key or as a bearer token. Old clients insist on the form e2b_<hex>, which stands for our
+// key with the same digits.
 func (s *Server) authenticated(rt route) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		token := r.Header.Get("X-API-Key")
@@ -146,7 +148,7 @@ func (s *Server) authenticated(rt route) http.HandlerFunc {
 type paged struct {
 	items   any
 	next    string
-	running int // -1: not told
+	running int // -1: not known
 }
 
 func (p paged) headers(h http.Header) {
@@ -158,23 +160,25 @@ func (p paged) headers(h http.Header) {
 	}
 }
 
-// AccessToken is the token of a sandbox's agent. It is made from the id and the installation's secret, so
-// nothing has to be kept and it holds as long as the sandbox lives.
+// AccessToken returns the token of a sandbox's agent.
+//
+// It is derived from the id and the installation's secret: nothing is stored, and it is valid as long as the sandbox
+// exists.
 func (s *Server) AccessToken(id api.SandboxID) string { return s.token("agent", id) }
 
-// TrafficToken opens the ports of a sandbox whose traffic is not public.
+// TrafficToken returns the token that opens the ports of a private sandbox.
 func (s *Server) TrafficToken(id api.SandboxID) string { return s.token("traffic", id) }
 
 func (s *Server) token(kind string, id api.SandboxID) string {
 	mac := hmac.New(sha256.New, s.cfg.Secret)
-	mac.Write([]byte(kind + ":" + string(id))) // a hash never answers an error
+	mac.Write([]byte(kind + ":" + string(id))) // a hash never returns an error
 	return hex.EncodeToString(mac.Sum(nil)[:24])
 }
 
 // maxBody bounds the body of a request, in bytes.
 const maxBody = 1 << 20
 
-// decode reads the body into v. No body is an empty object; an unknown field is refused by its name.
+// decode reads the body into v. No body is an empty object. An unknown field is refused by its name.
 func decode(r *http.Request, v any) error {
 	data, err := io.ReadAll(io.LimitReader(r.Body, maxBody+1))
 	if err != nil {
@@ -191,7 +195,7 @@ func decode(r *http.Request, v any) error {
 	if err := dec.Decode(v); err != nil {
 		text := strings.TrimPrefix(err.Error(), "json: ")
 		if field, ok := strings.CutPrefix(text, "unknown field "); ok {
-			return api.Errorf(api.Invalid, "field %s is not supported by this server: leave it away", field)
+			return api.Errorf(api.Invalid, "field %s is not supported by this server: leave it out", field)
 		}
 		return api.Errorf(api.Invalid, "the body is not what is expected here: %s", text)
 	}
@@ -207,8 +211,8 @@ func unsupported(what string) handler {
 	}
 }
 
-// writeError answers an error in the protocol's shape. Retry-After must be a whole number, or clients do not
-// try again.
+// writeError sends an error in the protocol's shape. Retry-After must be a whole number: with anything else clients do
+// not retry.
 func writeError(w http.ResponseWriter, err error) {
 	e := api.AsError(err)
 	status := e.Code.Info().Status
@@ -224,7 +228,7 @@ func writeError(w http.ResponseWriter, err error) {
 func writeJSON(w http.ResponseWriter, status int, body any) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
-	// A client that does not read its answer is gone.
+	// The client may have closed the connection.
 	_ = json.NewEncoder(w).Encode(body)
 }
 

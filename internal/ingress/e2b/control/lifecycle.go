@@ -9,8 +9,8 @@ import (
 	"github.com/pandastack/pandastack/internal/control/auth"
 )
 
-// connect brings a sandbox to run if it does not, and gives it at least the asked time from now: 200
-// when it ran, 201 when it had to be woken.
+// connect makes a sandbox run and extends its life to at least the requested time from now. The status is 200 if it
+// ran, 201 if it was woken.
 func (s *Server) connect(r *http.Request, p auth.Principal) (int, any, error) {
 	var req struct {
 		Timeout *int64 `json:"timeout"`
@@ -42,13 +42,13 @@ func (s *Server) connect(r *http.Request, p auth.Principal) (int, any, error) {
 	return status, s.sandboxResponse(b), nil
 }
 
-// wake brings a sandbox at rest to run; memory false boots it from its disk.
+// wake makes a sleeping sandbox run. With memory false it boots from its disk.
 func (s *Server) wake(r *http.Request, p auth.Principal, b api.Sandbox, memory *bool) (api.Sandbox, error) {
 	fresh := memory != nil && !*memory
 	if b.Status == api.Paused && fresh {
 		return b, api.Errorf(
 			api.WrongState,
-			"memory: sandbox %s is paused in memory, through another door; resume it first",
+			"memory: sandbox %s is paused in memory, by another API: resume it first",
 			b.ID,
 		)
 	}
@@ -105,8 +105,7 @@ func (s *Server) resume(r *http.Request, p auth.Principal) (int, any, error) {
 	return http.StatusCreated, s.sandboxResponse(b), nil
 }
 
-// pause puts a sandbox to rest on disk; a second pause is a conflict, which clients take for "it was
-// paused already".
+// pause hibernates a sandbox. A second pause is a conflict, which clients report as "paused already".
 func (s *Server) pause(r *http.Request, p auth.Principal) (int, any, error) {
 	var req struct {
 		Memory *bool `json:"memory"`
@@ -121,7 +120,7 @@ func (s *Server) pause(r *http.Request, p auth.Principal) (int, any, error) {
 	if b.Status == api.Hibernated || b.Status == api.Hibernating {
 		return 0, nil, api.Errorf(api.WrongState, "sandbox %s is paused already", b.ID)
 	}
-	// A sandbox at rest does not end by its timeout; connecting gives it a new one.
+	// A sandbox does not time out while it sleeps; connecting gives it a new timeout.
 	if err := s.setTimeout(r, p, 0); err != nil {
 		return 0, nil, err
 	}
@@ -143,7 +142,7 @@ func (s *Server) timeout(r *http.Request, p auth.Principal) (int, any, error) {
 	if req.Timeout == nil {
 		return 0, nil, api.Errorf(api.Invalid, "timeout: is missing; give seconds from now")
 	}
-	seconds := max(*req.Timeout, 1) // 0 means to end now, and 1 second is the nearest that is not "never"
+	seconds := max(*req.Timeout, 1) // 0 means to end now; 1 second is the nearest that does not mean "never"
 	if seconds > maxTimeout {
 		return 0, nil, api.Errorf(api.Invalid, "timeout: %d is more than %d seconds", seconds, maxTimeout)
 	}
@@ -170,7 +169,7 @@ func (s *Server) refresh(r *http.Request, p auth.Principal) (int, any, error) {
 	return http.StatusNoContent, nil, err
 }
 
-// maxFork is the protocol's bound; the service has its own, smaller one.
+// maxFork is the protocol's limit; the service has its own, smaller one.
 const maxFork = 100
 
 type forkResult struct {

@@ -32,13 +32,18 @@ type metric struct {
 
 // Bounds of measuring.
 const (
-	maxBatch     = 100                    // sandboxes of one question
+	maxBatch     = 100                    // sandboxes of one request
 	sampleWindow = 200 * time.Millisecond // for which the use of processors is watched
 )
 
-// sampleGuests asks sandboxes themselves, all in the same short time. One that rests has no metrics, and one that ended
-// the last of its life, if they are known. The error is not_found, beside the others, for one that never was.
-func (s *Server) sampleGuests(r *http.Request, p auth.Principal, ids []api.SandboxID) (map[api.SandboxID]metric, error) {
+// sampleGuests measures sandboxes, all in the same short time. A sandbox that sleeps has no metrics. One that ended has
+// its last ones, if they are known. The error is not_found, beside the metrics of the others, for one that never
+// existed.
+func (s *Server) sampleGuests(
+	r *http.Request,
+	p auth.Principal,
+	ids []api.SandboxID,
+) (map[api.SandboxID]metric, error) {
 	out := map[api.SandboxID]metric{}
 	guests := map[api.SandboxID]guestapi.Guest{}
 	before := map[api.SandboxID]guestapi.Stats{}
@@ -88,7 +93,7 @@ func (s *Server) sampleGuests(r *http.Request, p auth.Principal, ids []api.Sandb
 		}
 		m, ok := metricshistory.Delta(time.Now(), guestStats(before[id]), guestStats(st))
 		if !ok {
-			continue // it began another life meanwhile
+			continue // it was restarted meanwhile
 		}
 		out[id] = newMetric(m)
 		s.history.Record(p, id, m.At, m)
@@ -96,7 +101,7 @@ func (s *Server) sampleGuests(r *http.Request, p auth.Principal, ids []api.Sandb
 	return out, missing
 }
 
-// guestStats is what a guest said of itself, in the words of this server.
+// guestStats converts what a guest reports about itself.
 func guestStats(st guestapi.Stats) api.GuestStats {
 	return api.GuestStats{
 		CPUs:              st.CPUs,
@@ -112,7 +117,7 @@ func guestStats(st guestapi.Stats) api.GuestStats {
 	}
 }
 
-// lastPoint gives what was known last of a sandbox that ended; the error that it is not there if it never was.
+// lastPoint returns the last measurement of a sandbox that ended. The error is not_found if the sandbox never existed.
 func (s *Server) lastPoint(r *http.Request, p auth.Principal, id api.SandboxID) (metricshistory.Point, bool, error) {
 	l, err := s.sandboxes.Logs(r.Context(), p, id)
 	if err != nil || l.Tombstone == nil || l.Tombstone.Usage == nil || l.Tombstone.Usage.Guest == nil {
@@ -124,15 +129,17 @@ func (s *Server) lastPoint(r *http.Request, p auth.Principal, id api.SandboxID) 
 func newMetric(p metricshistory.Point) metric {
 	in := p.Guest
 	return metric{
-		Timestamp: p.At.UTC(), TimestampUnix: p.At.Unix(), CPUCount: in.CPUs, CPUUsedPct: p.CPUPercent(), MemUsed: in.MemTotalBytes - in.MemAvailableBytes,
-		MemTotal: in.MemTotalBytes, MemCache: in.MemCachedBytes, DiskUsed: in.DiskUsedBytes, DiskTotal: in.DiskTotalBytes,
+		Timestamp: p.At.UTC(), TimestampUnix: p.At.Unix(), CPUCount: in.CPUs, CPUUsedPct: p.CPUPercent(),
+		MemUsed:  in.MemTotalBytes - in.MemAvailableBytes,
+		MemTotal: in.MemTotalBytes, MemCache: in.MemCachedBytes,
+		DiskUsed: in.DiskUsedBytes, DiskTotal: in.DiskTotalBytes,
 	}
 }
 
-// clockSlack is how much newer than the end of the time that is asked about a measurement of now may be.
+// clockSlack is by how much a measurement of now may be newer than the end of the requested time.
 const clockSlack = 5 * time.Second
 
-// metrics answers the measurements of the time that is asked about: that of now, and those from before.
+// metrics returns the measurements of the requested time: a new one, and earlier ones.
 func (s *Server) metrics(r *http.Request, p auth.Principal) (int, any, error) {
 	q := r.URL.Query()
 	start, err := intParam(q, "start", maxMillis/1000, 0)
@@ -149,12 +156,12 @@ func (s *Server) metrics(r *http.Request, p auth.Principal) (int, any, error) {
 	if _, err := s.sampleGuests(r, p, []api.SandboxID{sandboxID(r)}); err != nil {
 		return 0, nil, err
 	}
-	last := time.Unix(end+1, 0).Add(-1) // the whole second
+	last := time.Unix(end+1, 0).Add(-1) // the end of that second
 	return http.StatusOK, pointsBetween(s.history.Points(sandboxID(r)), time.Unix(start, 0), last), nil
 }
 
-// pointsBetween selects the measurements from one time to another. The newest, which the question itself brought, lies
-// behind the time that was now for who asked.
+// pointsBetween selects the measurements from start to end. The request itself made the newest one, after the time that
+// was "now" for the client.
 func pointsBetween(points []metricshistory.Point, start, end time.Time) []metric {
 	out := []metric{}
 	for i, p := range points {
@@ -184,7 +191,7 @@ func (s *Server) metricsOfMany(r *http.Request, p auth.Principal) (int, any, err
 	}
 	all, err := s.sampleGuests(r, p, asked)
 	if isCode(err, api.NotFound) {
-		err = nil // of what is not there nothing is told
+		err = nil // sandboxes that do not exist are left out
 	}
 	for id, m := range all {
 		out[string(id)] = m
@@ -199,8 +206,8 @@ type logEntry struct {
 	Fields    map[string]string `json:"fields"`
 }
 
-// newLogEntries puts what a sandbox printed into the protocol's lines, oldest first. The console carries no times: its
-// lines have that of the sandbox's beginning.
+// newLogEntries converts the output of a sandbox to lines of the protocol, oldest first. The console has no times: its
+// lines have the time of the sandbox's creation.
 func newLogEntries(l sandbox.Logs, begin time.Time) []logEntry {
 	out := []logEntry{}
 	add := func(level, source, text string, at func(line int) time.Time) {
@@ -216,7 +223,7 @@ func newLogEntries(l sandbox.Logs, begin time.Time) []logEntry {
 	add("debug", "console", l.Console, func(int) time.Time { return begin })
 	for _, p := range l.Processes {
 		if repl.IsContextTag(p.Tag) {
-			continue // the talk with its driver is nobody's output
+			continue // messages of its driver are not output
 		}
 		at := p.Started
 		if p.Exited {
@@ -229,10 +236,10 @@ func newLogEntries(l sandbox.Logs, begin time.Time) []logEntry {
 	return out
 }
 
-// levels of log entries, the least of them first.
+// levels of log entries, the lowest first.
 var levels = []string{"debug", "info", "warn", "error"}
 
-// parseLevel reads the least level that is asked for, as its place in levels.
+// parseLevel returns the index in levels of the lowest requested level.
 func parseLevel(q url.Values) (int, error) {
 	text := q.Get("level")
 	if text == "" {
@@ -249,12 +256,12 @@ func parseLevel(q url.Values) (int, error) {
 type logQuery struct {
 	from, to time.Time // zero: no bound
 	backward bool      // newest first
-	level    int       // the least, of levels
+	level    int       // the lowest, an index of levels
 	search   string
 	limit    int
 }
 
-// intParam reads a whole number of the query, from 0 to most.
+// intParam reads a whole number from the query, from 0 to most.
 func intParam(q url.Values, name string, most, fallback int64) (int64, error) {
 	text := q.Get(name)
 	if text == "" {
@@ -267,10 +274,10 @@ func intParam(q url.Values, name string, most, fallback int64) (int64, error) {
 	return n, nil
 }
 
-// maxMillis bounds times of queries, in milliseconds: the year 9999.
+// maxMillis bounds times in queries, in milliseconds: the year 9999.
 const maxMillis = 253402300799999
 
-// timeParam reads a time of the query in milliseconds; zero if there is none.
+// timeParam reads a time in milliseconds from the query. It returns the zero time if there is none.
 func timeParam(q url.Values, name string) (time.Time, error) {
 	n, err := intParam(q, name, maxMillis, 0)
 	if err != nil || q.Get(name) == "" {
@@ -279,7 +286,7 @@ func timeParam(q url.Values, name string) (time.Time, error) {
 	return time.UnixMilli(n), nil
 }
 
-// maxLogEntries is how many entries are answered at once.
+// maxLogEntries is how many entries one response has at most.
 const maxLogEntries = 1000
 
 func parseLogQuery(q url.Values) (logQuery, error) {
@@ -314,7 +321,7 @@ func parseLogQuery(q url.Values) (logQuery, error) {
 	return out, nil
 }
 
-// apply gives the entries that a query selects: the first of them in its direction.
+// apply returns the entries that a query selects: the first of them in its direction.
 func (q logQuery) apply(all []logEntry) []logEntry {
 	out := []logEntry{}
 	if q.backward {
@@ -322,7 +329,7 @@ func (q logQuery) apply(all []logEntry) []logEntry {
 		slices.Reverse(all)
 	}
 	for _, e := range all {
-		// Times of queries are whole milliseconds.
+		// Times in queries are whole milliseconds.
 		at := e.Timestamp.Truncate(time.Millisecond)
 		switch {
 		case len(out) == q.limit:
@@ -350,7 +357,7 @@ func (s *Server) logs(r *http.Request, p auth.Principal) ([]logEntry, error) {
 	var begin time.Time
 	if l.Tombstone != nil {
 		begin = l.Tombstone.Created
-	} else if b, err := s.sandboxes.Get(r.Context(), p, sandboxID(r)); err == nil { // it may end just now
+	} else if b, err := s.sandboxes.Get(r.Context(), p, sandboxID(r)); err == nil { // it may end at this moment
 		begin = b.CreatedAt
 	}
 	return q.apply(newLogEntries(l, begin)), nil
@@ -361,10 +368,10 @@ func (s *Server) logsV2(r *http.Request, p auth.Principal) (int, any, error) {
 	return http.StatusOK, map[string]any{"logs": list}, err
 }
 
-// legacyLine is an entry as the first version of this API has it: JSON in a text, as the agent of that time wrote it.
+// legacyLine returns an entry as in the first version of this API: JSON in a text, as the agent of that time wrote it.
 func legacyLine(e logEntry) string {
 	data, err := json.Marshal(map[string]string{"level": e.Level, "logger": e.Fields["source"], "message": e.Message})
-	if err != nil { // texts always encode
+	if err != nil { // strings always encode
 		return "{}"
 	}
 	return string(data)

@@ -14,18 +14,18 @@ import (
 // agentPort is the port of the agent, which speaks no TLS inside.
 const agentPort = 49983
 
-// What stands for every address in lists of this protocol. Sandboxes reach nothing over IPv6 in any case.
+// Entries that mean every address in lists of this protocol. Sandboxes never reach anything over IPv6.
 const (
 	everything   = "0.0.0.0/0"
 	everythingV6 = "::/0"
 )
 
-// rules are what may be reached, as a create and a change of a network name it.
+// rules are what may be reached, in a create and in a change of the network.
 type rules struct {
 	AllowOut    []string        `json:"allowOut"`
 	DenyOut     []string        `json:"denyOut"`
 	EgressProxy json.RawMessage `json:"egressProxy"`
-	// Rules change requests on their way out. They allow nothing; one that changes nothing is taken.
+	// Rules change outbound requests. They allow nothing; a rule that changes nothing is accepted.
 	Rules map[string][]struct {
 		Transform *struct {
 			Headers map[string]string `json:"headers"`
@@ -33,13 +33,13 @@ type rules struct {
 	} `json:"rules"`
 }
 
-// networkUpdate replace all that was said before.
+// networkUpdate replaces all earlier rules.
 type networkUpdate struct {
 	rules
 	Internet *bool `json:"allow_internet_access"`
 }
 
-// networkResponse is the network of a sandbox as it is read.
+// networkResponse is the network of a sandbox in responses.
 type networkResponse struct {
 	AllowOut []string `json:"allowOut,omitempty"`
 	DenyOut  []string `json:"denyOut,omitempty"`
@@ -49,7 +49,7 @@ type networkResponse struct {
 	HTTPSPorts    []int  `json:"httpsPorts,omitempty"`
 }
 
-// policy translates the rules. Fields are named with prefix in front. internet false denies all that no
+// policy translates the rules. Errors name fields with prefix before them. internet false denies everything that no
 // entry allows.
 func (r rules) policy(prefix string, internet *bool) (api.Network, error) {
 	var n api.Network
@@ -64,23 +64,26 @@ func (r rules) policy(prefix string, internet *bool) (api.Network, error) {
 		}
 	}
 	if len(n.AllowOut) > 0 && len(n.DenyOut) == 0 && !n.DenyOthers {
-		return n, api.Errorf(api.Invalid, "%sallowOut: closes nothing by itself; put %q into denyOut to block all other traffic", prefix, everything).
+		return n, api.Errorf(api.Invalid,
+			"%sallowOut: closes nothing by itself; put %q into denyOut to block all other traffic", prefix, everything).
 			With("field", prefix+"allowOut")
 	}
 	return n, translateField(n.Validate(), prefix)
 }
 
-// checkSupported is an error for what would have to read or carry the guest's encrypted connections: this server passes
-// them on as they are.
+// checkSupported returns an error for rules that would need to read the guest's encrypted connections: this server
+// forwards them as they are.
 func (r rules) checkSupported(prefix string) error {
 	if !isEmptyJSON(r.EgressProxy) {
-		return api.Errorf(api.Unsupported, "%segressProxy: connections leave from this host; leave it away, or set the proxy in the environment of the sandbox", prefix).
+		return api.Errorf(api.Unsupported, "%segressProxy: connections leave from this host; "+
+			"leave it out, or set the proxy in the environment of the sandbox", prefix).
 			With("field", prefix+"egressProxy")
 	}
 	for domain, list := range r.Rules {
 		for _, rule := range list {
 			if rule.Transform != nil && len(rule.Transform.Headers) > 0 {
-				return api.Errorf(api.Unsupported, "%srules: headers for %.80q cannot be set here: the way out is not opened to change requests", prefix, domain).
+				return api.Errorf(api.Unsupported, "%srules: headers for %.80q cannot be set: "+
+					"outbound connections are not opened to change requests", prefix, domain).
 					With("field", prefix+"rules")
 			}
 		}
@@ -88,13 +91,15 @@ func (r rules) checkSupported(prefix string) error {
 	return nil
 }
 
-// translateField gives an error about a field the name that the field has in this protocol.
+// translateField gives the field that an error names the name that it has in this protocol.
 func translateField(err error, prefix string) error {
 	e, ok := errors.AsType[*api.Error](err)
 	if !ok {
 		return err
 	}
-	for ours, theirs := range map[string]string{"allow_out": "allowOut", "deny_out": "denyOut", "port_host": "maskRequestHost", "tls_ports": "httpsPorts"} {
+	for ours, theirs := range map[string]string{
+		"allow_out": "allowOut", "deny_out": "denyOut", "port_host": "maskRequestHost", "tls_ports": "httpsPorts",
+	} {
 		if text, ok := strings.CutPrefix(e.Message, ours+": "); ok {
 			return api.Errorf(e.Code, "%s%s: %s", prefix, theirs, text).With("field", prefix+theirs)
 		}
@@ -102,7 +107,7 @@ func translateField(err error, prefix string) error {
 	return err
 }
 
-// policy gives what a new sandbox may reach, nil for everything.
+// policy returns what a new sandbox may reach, nil for everything.
 func (n *newSandbox) policy() (*api.Network, error) {
 	var r rules
 	if n.Network != nil {
@@ -138,7 +143,7 @@ func (s *Server) setNetwork(r *http.Request, p auth.Principal) (int, any, error)
 	if err != nil {
 		return 0, nil, err
 	}
-	if old := b.Network; old != nil { // what concerns the ports is settled when a sandbox is made
+	if old := b.Network; old != nil { // settings of the ports are fixed when a sandbox is made
 		n.PrivatePorts, n.PortHost, n.TLSPorts = old.PrivatePorts, old.PortHost, old.TLSPorts
 	}
 	_, err = s.sandboxes.SetNetwork(r.Context(), p, sandboxID(r), n)
@@ -149,7 +154,9 @@ func newNetworkResponse(n *api.Network) *networkResponse {
 	if n == nil {
 		return nil
 	}
-	out := &networkResponse{AllowOut: n.AllowOut, DenyOut: slices.Clone(n.DenyOut), MaskHost: n.PortHost, HTTPSPorts: n.TLSPorts}
+	out := &networkResponse{
+		AllowOut: n.AllowOut, DenyOut: slices.Clone(n.DenyOut), MaskHost: n.PortHost, HTTPSPorts: n.TLSPorts,
+	}
 	if n.DenyOthers {
 		out.DenyOut = append(out.DenyOut, everything)
 	}

@@ -11,7 +11,7 @@ import (
 	"github.com/pandastack/pandastack/internal/control/auth"
 )
 
-// route is one that asks for a key: its handler, and the names in a query that it understands, separated by spaces.
+// route is a route for authenticated callers: its handler, and the names that it reads from the query, space-separated.
 type route struct {
 	handle handler
 	query  string
@@ -71,8 +71,8 @@ func (s *Server) templateRoutes() map[string]route {
 	}
 }
 
-// unsupportedPatterns are the paths of the protocol that this server has nothing behind, by what they are about. They are
-// refused by that name, so that nobody takes them for a wrong address.
+// unsupportedPatterns are the paths of the protocol that this server does not implement, by what they are about. The
+// error names that, so that clients do not take it for a wrong address.
 var unsupportedPatterns = map[string][]string{
 	"volumes": {
 		"GET /volumes",
@@ -102,7 +102,7 @@ func unsupportedRoutes() map[string]route {
 	return out
 }
 
-// checkQuery refuses a query that says what the route would not look at.
+// checkQuery refuses a query with names that the route does not read.
 func (rt route) checkQuery(q url.Values) error {
 	if rt.query == "*" {
 		return nil
@@ -110,13 +110,13 @@ func (rt route) checkQuery(q url.Values) error {
 	known := strings.Fields(rt.query)
 	for _, name := range slices.Sorted(maps.Keys(q)) {
 		if !slices.Contains(known, name) {
-			return api.Errorf(api.Invalid, "%.60q is not supported in this query: leave it away", name)
+			return api.Errorf(api.Invalid, "%.60q is not supported in this query: leave it out", name)
 		}
 	}
 	return nil
 }
 
-// checkTeam refuses to act for a team that is not the caller's. Clients name the one that they were told.
+// checkTeam refuses to act for a team that is not the caller's. Clients name the team that GET /teams returned.
 func checkTeam(team string, p auth.Principal) error {
 	if team != "" && team != string(p.Workspace) {
 		return api.Errorf(api.Forbidden, "teamID: the key is of team %s, not of %.60q", p.Workspace, team)

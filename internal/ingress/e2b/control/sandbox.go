@@ -12,7 +12,7 @@ import (
 	"github.com/pandastack/pandastack/internal/control/auth"
 )
 
-// Times of the protocol, in seconds: what a sandbox gets when a request says nothing, and the longest.
+// Timeouts of the protocol in seconds: of requests that name none, and the longest.
 const (
 	defaultTimeout   = 300
 	defaultTimeoutV1 = 15
@@ -26,12 +26,12 @@ type newSandbox struct {
 	EnvVars    map[string]string `json:"envVars"`
 	Secure     *bool             `json:"secure"`
 	AutoPause  *bool             `json:"autoPause"`
-	// AutoPauseMemory false keeps the disk alone.
+	// AutoPauseMemory false keeps only the disk.
 	AutoPauseMemory *bool       `json:"autoPauseMemory"`
 	AutoResume      *autoResume `json:"autoResume"`
 	Internet        *bool       `json:"allow_internet_access"`
 	Network         *network    `json:"network"`
-	// What this server has not: only nothing is taken.
+	// Fields that this server does not support: they must be empty.
 	MCP          json.RawMessage `json:"mcp"`
 	IAM          json.RawMessage `json:"iam"`
 	VolumeMounts json.RawMessage `json:"volumeMounts"`
@@ -48,7 +48,7 @@ type network struct {
 	rules
 }
 
-// isEmptyJSON tells whether a field was sent that says nothing.
+// isEmptyJSON reports whether a field is absent or empty.
 func isEmptyJSON(field json.RawMessage) bool {
 	switch strings.TrimSpace(string(field)) {
 	case "", "null", "{}", "[]":
@@ -61,7 +61,7 @@ func isEmptyJSON(field json.RawMessage) bool {
 func (n *newSandbox) check() error {
 	for name, field := range map[string]json.RawMessage{"mcp": n.MCP, "iam": n.IAM, "volumeMounts": n.VolumeMounts} {
 		if !isEmptyJSON(field) {
-			return api.Errorf(api.Unsupported, "%s is not supported by this server: leave it away", name).
+			return api.Errorf(api.Unsupported, "%s is not supported by this server: leave it out", name).
 				With("field", name)
 		}
 	}
@@ -71,7 +71,7 @@ func (n *newSandbox) check() error {
 	case n.AutoPauseMemory != nil && !*n.AutoPauseMemory && n.AutoResume != nil && n.AutoResume.Enabled:
 		return api.Errorf(
 			api.Invalid,
-			"autoPauseMemory: a sandbox without memory is booted by its clients, not by requests: leave autoResume away",
+			"autoPauseMemory: a sandbox without memory is booted by its clients, not by requests: "+"leave autoResume out",
 		)
 	}
 	return nil
@@ -123,7 +123,8 @@ func (s *Server) create(r *http.Request, p auth.Principal, fallback int64, secur
 	}
 	never := int64(0)
 	req := api.CreateRequest{
-		TTLSeconds: &never, TimeoutSeconds: timeout, Metadata: withMarkers(n.Metadata, marks), Env: n.EnvVars, Network: policy,
+		TTLSeconds: &never, TimeoutSeconds: timeout, Metadata: withMarkers(n.Metadata, marks), Env: n.EnvVars,
+		Network:  policy,
 		Injected: injected(n.TemplateID),
 	}
 	if n.AutoPause != nil && *n.AutoPause {
@@ -147,9 +148,9 @@ func (s *Server) create(r *http.Request, p auth.Principal, fallback int64, secur
 	return http.StatusCreated, s.sandboxResponse(box), nil
 }
 
-// Keys in a sandbox's metadata that this face puts there and does not show: madeKey marks a sandbox that
-// was made through it, openKey one whose agent needs no token, as clients of the first version of this
-// API ask for unless they say otherwise, and resumeKey, with seconds behind it, one that requests wake for so long.
+// Keys that this API puts into a sandbox's metadata and does not show. madeKey marks a sandbox that was made through
+// it. openKey marks one whose agent needs no token, which clients of the first version of this API expect unless they
+// say otherwise. resumeKey, followed by seconds, marks one that requests wake for that time.
 const (
 	madeKey   = "secret.e2b"
 	openKey   = "secret.e2b.open"
@@ -171,15 +172,18 @@ func withMarkers(metadata map[string]string, marks []string) map[string]string {
 	return out
 }
 
-// WakesOnRequest says whether requests to a port wake a sandbox with this metadata. One that was made through this
-// face is woken by its clients only, unless it was made to resume by itself.
+// WakesOnRequest reports whether requests to a port wake a sandbox with this metadata.
+//
+// Only its clients wake a sandbox that was made through this API, unless it was made to resume by itself.
 func WakesOnRequest(metadata map[string]string) bool {
 	_, made := metadata[madeKey]
 	return !made || ResumeTimeout(metadata) > 0
 }
 
-// ResumeTimeout is how many seconds a sandbox with this metadata has when a request wakes it, at least those that
-// connecting gives; 0 if requests do not wake it, or it was made through another face.
+// ResumeTimeout returns for how many seconds a sandbox with this metadata runs when a request wakes it.
+//
+// It is at least the timeout that connecting gives. It is 0 if requests do not wake the sandbox, or the sandbox was
+// made through another API.
 func ResumeTimeout(metadata map[string]string) int64 {
 	for key := range metadata {
 		if text, ok := strings.CutPrefix(key, resumeKey); ok {
@@ -193,10 +197,12 @@ func ResumeTimeout(metadata map[string]string) int64 {
 	return 0
 }
 
-// injected are what programs in a sandbox of this protocol expect to find: variables, each as a file too.
+// injected returns what programs in a sandbox of this protocol expect: variables, each also as a file.
 func injected(template string) *api.Injected {
 	s := &api.Injected{
-		Env:   map[string]string{"E2B_SANDBOX": "true", "E2B_SANDBOX_ID": api.SandboxIDPlaceholder, "E2B_TEMPLATE_ID": template},
+		Env: map[string]string{
+			"E2B_SANDBOX": "true", "E2B_SANDBOX_ID": api.SandboxIDPlaceholder, "E2B_TEMPLATE_ID": template,
+		},
 		Files: map[string]string{},
 	}
 	for name, value := range s.Env {
@@ -205,7 +211,7 @@ func injected(template string) *api.Injected {
 	return s
 }
 
-// IsAgentPublic says whether the agent of a sandbox with this metadata answers without a token.
+// IsAgentPublic reports whether the agent of a sandbox with this metadata needs no token.
 func IsAgentPublic(metadata map[string]string) bool {
 	_, open := metadata[openKey]
 	return open
@@ -221,7 +227,7 @@ type sandboxResponse struct {
 	Domain             string `json:"domain,omitempty"`
 }
 
-// clientID is a field that clients require and use for nothing.
+// clientID is a field that clients require and do not use.
 const clientID = "pandastack"
 
 func (s *Server) sandboxResponse(b api.Sandbox) sandboxResponse {
@@ -250,7 +256,7 @@ type sandboxInfo struct {
 	DiskSizeMB  int               `json:"diskSizeMB"`
 	Metadata    map[string]string `json:"metadata"`
 	EnvdVersion string            `json:"envdVersion"`
-	// Of one sandbox alone.
+	// Only in the response for one sandbox.
 	EnvdAccessToken string           `json:"envdAccessToken,omitempty"`
 	Domain          string           `json:"domain,omitempty"`
 	Internet        *bool            `json:"allowInternetAccess,omitempty"`
@@ -263,7 +269,7 @@ type lifecycle struct {
 	OnTimeout  string `json:"onTimeout"`
 }
 
-// never stands for the end of a sandbox that has none: the protocol has no word for it.
+// never stands for the end of a sandbox that has none: the protocol has no value for that.
 const never = 100 * 365 * 24 * time.Hour
 
 func (s *Server) sandboxInfo(b api.Sandbox) sandboxInfo {
@@ -294,7 +300,7 @@ func newState(st api.Status) string {
 	}
 }
 
-// statusesOf are the states of the service behind each state of the protocol.
+// statusesOf are our states behind each state of the protocol.
 var statusesOf = map[string][]api.Status{
 	"running": {api.Creating, api.Running, api.Waking},
 	"paused":  {api.Paused, api.Hibernating, api.Hibernated},
@@ -349,14 +355,14 @@ func (s *Server) listV2(r *http.Request, p auth.Principal) (int, any, error) {
 	return http.StatusOK, paged{items: s.sandboxInfos(page.Sandboxes), next: page.Next, running: running}, nil
 }
 
-// countRunning counts the sandboxes of the caller that run, on all pages.
+// countRunning returns how many sandboxes of the caller run, on all pages.
 func (s *Server) countRunning(r *http.Request, p auth.Principal) (int, error) {
 	all, err := s.sandboxes.List(r.Context(), p, api.SandboxFilter{Statuses: statusesOf["running"]})
 	return len(all.Sandboxes), err
 }
 
-// unescape takes the second encoding off a name or value: published clients encode each by itself and then all
-// together. What does not read as encoded twice was encoded once.
+// unescape removes the second encoding from a name or value: published clients encode each by itself and then all
+// together. Text that is not encoded twice is returned as it is.
 func unescape(text string) string {
 	if inner, err := url.PathUnescape(text); err == nil {
 		return inner
@@ -364,7 +370,7 @@ func unescape(text string) string {
 	return text
 }
 
-// parseFilter reads what a list is narrowed by. metadata is a query string inside a value of the query.
+// parseFilter reads the filter of a list. metadata is a query string inside a value of the query.
 func parseFilter(q url.Values) (api.SandboxFilter, error) {
 	f := api.SandboxFilter{Limit: 100, Cursor: q.Get("nextToken"), Template: q.Get("template")}
 	switch order := q.Get("order"); order {
@@ -420,7 +426,7 @@ func (s *Server) get(r *http.Request, p auth.Principal) (int, any, error) {
 	return http.StatusOK, l, nil
 }
 
-// kill answers not_found for a sandbox that ended already: clients turn that into "it was not there".
+// kill returns not_found for a sandbox that has ended: clients report that the sandbox did not exist.
 func (s *Server) kill(r *http.Request, p auth.Principal) (int, any, error) {
 	if _, err := s.sandboxes.Get(r.Context(), p, sandboxID(r)); err != nil {
 		return 0, nil, err

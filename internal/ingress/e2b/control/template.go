@@ -31,8 +31,9 @@ type templateResponse struct {
 func (s *Server) templateResponse(t api.Template) templateResponse {
 	a := templateResponse{
 		TemplateID: t.Name, BuildID: t.Name, CPUCount: t.CPU, MemoryMB: t.MemoryMB, DiskSizeMB: t.DiskMB,
-		Public: t.IsGlobal, Aliases: []string{t.Name}, Names: []string{t.Name}, EnvdVersion: s.cfg.AgentVersion, BuildStatus: "waiting",
-		CreatedAt: s.started, UpdatedAt: s.started, // a recipe comes with the program
+		Public: t.IsGlobal, Aliases: []string{t.Name}, Names: []string{t.Name},
+		EnvdVersion: s.cfg.AgentVersion, BuildStatus: "waiting",
+		CreatedAt: s.started, UpdatedAt: s.started, // recipes are part of the program
 	}
 	if t.ID != "" {
 		a.TemplateID, a.BuildID, a.BuildCount = string(t.ID), string(t.Version), len(t.Versions)
@@ -76,7 +77,7 @@ func (s *Server) alias(r *http.Request, p auth.Principal) (int, any, error) {
 	return http.StatusOK, map[string]any{"templateID": s.templateResponse(t).TemplateID, "public": t.IsGlobal}, err
 }
 
-// changeTemplate answers a change of who may use a template: it stays its workspace's.
+// changeTemplate accepts a request that leaves the visibility of a template as it is, and refuses to change it.
 func (s *Server) changeTemplate(r *http.Request, p auth.Principal) (int, any, error) {
 	var in struct {
 		Public *bool `json:"public"`
@@ -97,7 +98,7 @@ func (s *Server) changeTemplate(r *http.Request, p auth.Principal) (int, any, er
 	return http.StatusOK, map[string]any{"names": s.templateResponse(t).Names}, nil
 }
 
-// deleteTemplate deletes a built template, and is how the protocol deletes a snapshot.
+// deleteTemplate deletes a built template or, as the protocol has it, a snapshot.
 func (s *Server) deleteTemplate(r *http.Request, p auth.Principal) (int, any, error) {
 	id := r.PathValue("id")
 	if !strings.HasPrefix(id, "snp") {

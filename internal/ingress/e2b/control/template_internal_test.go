@@ -18,7 +18,7 @@ type launches struct {
 	spec build.Spec
 }
 
-func (l *launches) Launch(_ context.Context, _ auth.Principal, _ api.BuildID, change func(*build.Spec)) error {
+func (l *launches) StartReserved(_ context.Context, _ auth.Principal, _ api.BuildID, change func(*build.Spec)) error {
 	l.spec = build.Spec{}
 	change(&l.spec)
 	return nil
