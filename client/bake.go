@@ -8,17 +8,18 @@ import (
 	"github.com/pandastack/pandastack/api"
 )
 
-// bakePoll is how often a bake is asked about.
+// bakePoll is the time between requests for the progress of a bake.
 const bakePoll = 500 * time.Millisecond
 
-// BakeAndWait begins to bake a template, or joins a bake under way, and follows it to its end. A template
-// that is baked is left alone unless req.Force. tell is called for every look at a bake that runs; it may
-// be nil. A bake that failed is an error that carries the last lines of its log.
+// BakeAndWait begins to bake a template, or joins a bake that runs, and waits for its end.
+//
+// A template that is baked already is left as it is unless req.Force is set. BakeAndWait calls progress, if it is not
+// nil, with every state of a bake that runs. The error of a failed bake has the last lines of its log.
 func (t *Templates) BakeAndWait(
 	ctx context.Context,
 	name string,
 	req api.BakeRequest,
-	tell func(api.Bake),
+	progress func(api.Bake),
 ) (api.Template, error) {
 	out, err := t.Get(ctx, name)
 	if err != nil || out.Baked && !req.Force {
@@ -30,8 +31,8 @@ func (t *Templates) BakeAndWait(
 	tick := time.NewTicker(bakePoll)
 	defer tick.Stop()
 	for out.Bake != nil && out.Bake.State == "running" {
-		if tell != nil {
-			tell(*out.Bake)
+		if progress != nil {
+			progress(*out.Bake)
 		}
 		select {
 		case <-ctx.Done():

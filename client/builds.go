@@ -14,10 +14,10 @@ import (
 	"github.com/pandastack/pandastack/api"
 )
 
-// Upload is what a build is made from beside its request: a tar stream. It is read once.
+// Upload is the tar stream of a build, beside its request. It is read once.
 type Upload struct {
 	Tar    io.Reader
-	Rootfs bool // it is a root file system; else the context of a Dockerfile
+	Rootfs bool // Tar is a root file system; else the context of a Dockerfile
 }
 
 const buildsPath = "/v1/templates/builds"
@@ -26,8 +26,9 @@ func buildPath(id api.BuildID) string { return buildsPath + "/" + url.PathEscape
 
 func templatePath(name string) string { return "/v1/templates/" + url.PathEscape(name) }
 
-// Build queues a build of a template. up may be nil. A build that would make what is there already is answered
-// with Reused.
+// Build queues a build of a template. up may be nil.
+//
+// A build whose result exists already is not run: it is returned with Reused set.
 func (t *Templates) Build(ctx context.Context, req api.BuildRequest, up *Upload) (api.Build, error) {
 	var out api.Build
 	if up == nil {
@@ -47,7 +48,7 @@ func (t *Templates) Build(ctx context.Context, req api.BuildRequest, up *Upload)
 	return out, err
 }
 
-// writeForm writes the fields of a build and then its archive, in the order that the server wants.
+// writeForm writes the fields of a build and then its archive: the server wants that order.
 func writeForm(form *multipart.Writer, req api.BuildRequest, up *Upload) error {
 	if err := writeFields(form, req); err != nil {
 		return err
@@ -63,7 +64,7 @@ func writeForm(form *multipart.Writer, req api.BuildRequest, up *Upload) error {
 	return err
 }
 
-// writeFields writes a request as fields: what JSON calls a list comes as often as it has entries.
+// writeFields writes a request as form fields. A list becomes one field per entry.
 func writeFields(form *multipart.Writer, req api.BuildRequest) error {
 	args, auth, limits := req.Args, req.Registry, req.Limits
 	req.Args, req.Registry, req.Limits = nil, nil, nil
@@ -114,7 +115,7 @@ func writeFields(form *multipart.Writer, req api.BuildRequest) error {
 	)
 }
 
-// Builds lists builds, newest first; with a name those of that template.
+// Builds returns builds, newest first, or those of the template with the given name.
 func (t *Templates) Builds(ctx context.Context, name string) ([]api.Build, error) {
 	rq := get(buildsPath)
 	if name != "" {
@@ -124,26 +125,28 @@ func (t *Templates) Builds(ctx context.Context, name string) ([]api.Build, error
 	return out, t.c.do(ctx, rq, &out)
 }
 
-// GetBuild answers a build.
+// GetBuild returns a build.
 func (t *Templates) GetBuild(ctx context.Context, id api.BuildID) (api.Build, error) {
 	var out api.Build
 	return out, t.c.do(ctx, get(buildPath(id)), &out)
 }
 
-// CancelBuild ends a build.
+// CancelBuild cancels a build.
 func (t *Templates) CancelBuild(ctx context.Context, id api.BuildID) (api.Build, error) {
 	var out api.Build
 	return out, t.c.do(ctx, post(buildPath(id)+"/cancel", nil), &out)
 }
 
-// RetryBuild builds once more what failed.
+// RetryBuild retries a build that failed.
 func (t *Templates) RetryBuild(ctx context.Context, id api.BuildID, req api.RetryRequest) (api.Build, error) {
 	var out api.Build
 	return out, t.c.do(ctx, post(buildPath(id)+"/retry", req), &out)
 }
 
-// BuildLogs gives the lines of a build with numbers above after to yield; with follow until the build has
-// ended. A connection that is cut is an error; call again with the number of the last line.
+// BuildLogs calls yield for the lines of a build's log with numbers above after.
+//
+// With follow it returns when the build has ended. A connection that is cut is an error; call BuildLogs again with the
+// number of the last line.
 func (t *Templates) BuildLogs(
 	ctx context.Context,
 	id api.BuildID,
@@ -174,12 +177,12 @@ func (t *Templates) BuildLogs(
 	return err
 }
 
-// Delete removes a built template.
+// Delete deletes a built template.
 func (t *Templates) Delete(ctx context.Context, name string) error {
 	return t.c.do(ctx, del(templatePath(name)), nil)
 }
 
-// Tag lets tags mean the version that req.Target means.
+// Tag sets tags to the version that req.Target refers to.
 func (t *Templates) Tag(ctx context.Context, name string, req api.TagRequest) (api.Template, error) {
 	var out api.Template
 	return out, t.c.do(ctx, post(templatePath(name)+"/tags", req), &out)

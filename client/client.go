@@ -1,9 +1,8 @@
-// Package client is the Go SDK: it speaks /v1 to a PandaStack server.
+// Package client is the Go SDK: it calls /v1 of a PandaStack server.
 //
-// It owns requests, their repetition and the reading of answers; what they mean is package api. A request
-// is repeated only where that is safe: reads, deletions, and a create, which always carries an
-// idempotency key. Every error is an *api.Error: what the server answered, or unavailable when it could
-// not be reached.
+// It owns requests, retries and the reading of responses. Package api has their meaning. A request is retried only if
+// that is safe: reads, deletions, and creates, which always carry an idempotency key. Every error is an *api.Error: the
+// server's, or unavailable if the server could not be reached.
 //
 //	c, err := client.FromEnv(os.Environ())
 //	box, err := c.Sandboxes.Create(ctx, api.CreateRequest{Template: "base"})
@@ -30,10 +29,10 @@ import (
 	"github.com/pandastack/pandastack/internal/lib/config"
 )
 
-// maxResponse bounds a JSON answer in bytes: two outputs of an exec, escaped at worst, and some.
+// maxResponse bounds a JSON response in bytes: two outputs of an exec with every byte escaped, and some more.
 const maxResponse = 16 * api.MaxOutput
 
-// Client speaks to one server as one key. Make one with New.
+// Client calls one server with one key. Make one with New.
 type Client struct {
 	Sandboxes *Sandboxes
 	Files     *Files
@@ -48,20 +47,21 @@ type Client struct {
 	agent string
 }
 
-// Option changes how a Client works.
+// Option configures a Client.
 type Option func(*Client)
 
-// WithHTTPClient uses h for all requests. It must not have a timeout: streams live long.
+// WithHTTPClient uses h for all requests. h must not have a timeout, since streams last long.
 func WithHTTPClient(h *http.Client) Option { return func(c *Client) { c.http = h } }
 
-// WithTries sends a request that may be repeated at most n times; 1 is no repetition. The default is 3.
+// WithTries tries a retryable request at most n times; 1 means no retry. The default is 3.
 func WithTries(n int) Option { return func(c *Client) { c.tries = max(n, 1) } }
 
-// WithUserAgent names the program that speaks.
+// WithUserAgent sets the User-Agent header.
 func WithUserAgent(name string) Option { return func(c *Client) { c.agent = name } }
 
-// New makes a client of the server at baseURL, with or without /v1 at its end. It touches no network. A
-// base that is no http or https address is an invalid error.
+// New returns a client of the server at baseURL, with or without /v1 at its end.
+//
+// It sends nothing. A baseURL that is no http or https address is an invalid error.
 func New(baseURL, key string, opts ...Option) (*Client, error) {
 	base, err := url.Parse(strings.TrimRight(baseURL, "/"))
 	if err != nil || (base.Scheme != "http" && base.Scheme != "https") || base.Host == "" {
@@ -77,10 +77,11 @@ func New(baseURL, key string, opts ...Option) (*Client, error) {
 	return c, nil
 }
 
-// FromEnv returns a client of the server that environ, in the form of os.Environ, names: PANDASTACK_API or
-// PANDASTACK_API_URL with the key in PANDASTACK_API_KEY or PANDASTACK_TOKEN, else the user's
-// ~/.config/pandastack/config.json, else http://127.0.0.1:7700. It returns an invalid error if the two addresses differ
-// or the file cannot be read.
+// FromEnv returns a client of the server that environ names, a list in the form of os.Environ.
+//
+// The server is PANDASTACK_API or PANDASTACK_API_URL with the key in PANDASTACK_API_KEY or PANDASTACK_TOKEN, else that
+// of the user's ~/.config/pandastack/config.json, else http://127.0.0.1:7700. FromEnv returns an invalid error if the
+// two addresses differ or the file cannot be read.
 func FromEnv(environ []string, opts ...Option) (*Client, error) {
 	found, err := config.LoadClient(config.ClientSources{Env: environ, DataDir: config.DataDir("", environ)})
 	if err != nil {
@@ -100,13 +101,13 @@ func defaultHTTP() *http.Client {
 	return &http.Client{Transport: t}
 }
 
-// URL is the address of the server, without /v1.
+// URL returns the address of the server, without /v1.
 func (c *Client) URL() string { return c.base.String() }
 
-// Key is the key that every request shows.
+// Key returns the key that every request carries.
 func (c *Client) Key() string { return c.key }
 
-// Close drops idle connections.
+// Close closes idle connections.
 func (c *Client) Close() { c.http.CloseIdleConnections() }
 
 // call is one request.
@@ -114,24 +115,24 @@ type call struct {
 	method     string
 	path       string // from the root, escaped
 	query      url.Values
-	in         any       // sent as JSON, nil: nothing
+	in         any       // sent as JSON; nil: nothing
 	body       io.Reader // sent as it is, instead of in
-	size       int64     // of body, -1: not known
+	size       int64     // of body; -1: not known
 	header     map[string]string
-	idempotent bool // may be sent again
+	idempotent bool // may be sent more than once
 }
 
 func get(path string) call          { return call{method: http.MethodGet, path: path, idempotent: true} }
 func del(path string) call          { return call{method: http.MethodDelete, path: path, idempotent: true} }
 func post(path string, in any) call { return call{method: http.MethodPost, path: path, in: in} }
 
-// do sends a call and reads its JSON answer into out, unless that is nil.
+// do sends a call and decodes its JSON response into out, unless out is nil.
 func (c *Client) do(ctx context.Context, rq call, out any) error {
 	_, err := c.doHeader(ctx, rq, out)
 	return err
 }
 
-// doHeader is do that also gives the answer's header.
+// doHeader is do that also returns the header of the response.
 func (c *Client) doHeader(ctx context.Context, rq call, out any) (http.Header, error) {
 	res, err := c.send(ctx, rq)
 	if err != nil {
@@ -149,14 +150,14 @@ func (c *Client) doHeader(ctx context.Context, rq call, out any) (http.Header, e
 		return nil, api.Wrap(
 			api.Internal,
 			err,
-			fmt.Sprintf("%s %s: the answer is not the JSON that was expected: %v", rq.method, rq.path, err),
+			fmt.Sprintf("%s %s: the response is not the expected JSON: %v", rq.method, rq.path, err),
 		)
 	}
 	return res.Header, nil
 }
 
-// send sends a call, again if that is safe and may help, and gives the answer if it is 2xx. Its body
-// must be closed.
+// send sends a call, retrying if that is safe and may help, and returns a response that is 2xx. The caller closes its
+// body.
 func (c *Client) send(ctx context.Context, rq call) (*http.Response, error) {
 	var payload []byte
 	if rq.in != nil {
@@ -221,14 +222,14 @@ func (c *Client) request(ctx context.Context, rq call, payload []byte) (*http.Re
 	return r, nil
 }
 
-// responseError reads the error of an answer that is not 2xx.
+// responseError reads the error of a response that is not 2xx.
 func responseError(res *http.Response) error {
-	data, _ := io.ReadAll(io.LimitReader(res.Body, 8*api.MaxOutput)) // what came before it broke will do
+	data, _ := io.ReadAll(io.LimitReader(res.Body, 8*api.MaxOutput)) // a part of the body is good enough for an error
 	e := &api.Error{}
 	if err := json.Unmarshal(data, e); err != nil || e.Message == "" {
 		text := strings.TrimSpace(string(data[:min(len(data), 512)]))
 		if text == "" {
-			text = "the server answered " + res.Status
+			text = "the server returned " + res.Status
 		}
 		e = api.Errorf(api.CodeOfStatus(res.StatusCode), "%s", text)
 	}
@@ -242,7 +243,7 @@ func responseError(res *http.Response) error {
 	return e
 }
 
-// transportError makes an error of a connection that failed: the caller's own end of the context, or unavailable.
+// transportError returns the error of a failed connection: that of the caller's context if it ended, else unavailable.
 func transportError(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return api.AsError(context.Cause(ctx))
@@ -250,13 +251,13 @@ func transportError(ctx context.Context, err error) error {
 	return api.Wrap(api.Unavailable, err, "cannot reach the server: "+err.Error())
 }
 
-// isRetryable tells whether a repetition may help soon. A lack of capacity does not end within a second.
+// isRetryable reports whether a retry may help soon. A lack of capacity does not end within a second.
 func isRetryable(err error) bool {
 	e, ok := errors.AsType[*api.Error](err)
 	return ok && e.Code == api.Unavailable
 }
 
-// backoff waits before a repetition: 100 ms doubled each time, give or take a half.
+// backoff waits before a retry: 100 ms, doubled each time, plus or minus half.
 func backoff(ctx context.Context, try int) error {
 	wait := 100 * time.Millisecond << min(try-1, 5)
 	t := time.NewTimer(wait/2 + rand.N(wait)) //nolint:gosec // only spreads repetitions
@@ -269,7 +270,7 @@ func backoff(ctx context.Context, try int) error {
 	}
 }
 
-// apiPath joins escaped segments under /v1.
+// apiPath joins escaped segments below /v1.
 func apiPath(segments ...string) string {
 	var b strings.Builder
 	b.WriteString("/v1")

@@ -18,7 +18,7 @@ import (
 
 const id = api.SandboxID("sbxaaaaaaaaaaaaaaaaaaaa")
 
-// serve answers every request with h and gives a client of it.
+// serve returns a client of a server that handles every request with h.
 func serve(t *testing.T, h http.HandlerFunc) *client.Client {
 	t.Helper()
 	srv := httptest.NewServer(h)
@@ -44,7 +44,7 @@ func TestFromEnv(t *testing.T) {
 	for _, test := range []struct {
 		name string
 		env  []string
-		url  string // empty: the environment is refused
+		url  string // empty: FromEnv returns an error
 	}{
 		{"published name", []string{"PANDASTACK_API=http://one", "PANDASTACK_API_KEY=pds_k"}, "http://one"},
 		{"other name", []string{"PANDASTACK_API_URL=http://two", "PANDASTACK_TOKEN=pds_k"}, "http://two"},
@@ -60,17 +60,22 @@ func TestFromEnv(t *testing.T) {
 	}
 }
 
-func TestCreateIsRepeatedUnderOneKey(t *testing.T) {
+func TestCreateIsRetriedUnderOneKey(t *testing.T) {
 	keys := map[string]bool{}
 	var n atomic.Int32
 	c := serve(t, func(w http.ResponseWriter, r *http.Request) {
 		if r.Method != "POST" || r.URL.Path != "/v1/sandboxes" || r.Header.Get("Authorization") != "Bearer pds_key" {
-			t.Errorf("request %s %s %q", r.Method, r.URL.Path, r.Header.Get("Authorization"))
+			t.Errorf(
+				"got request %s %s with key %q, want POST /v1/sandboxes with the key",
+				r.Method,
+				r.URL.Path,
+				r.Header.Get("Authorization"),
+			)
 		}
 		keys[r.Header.Get("Idempotency-Key")] = true
 		body, _ := io.ReadAll(r.Body)
 		if string(body) != `{"template":"base"}` {
-			t.Errorf("body %s", body)
+			t.Errorf("got body %s, want the template", body)
 		}
 		if n.Add(1) < 3 {
 			w.WriteHeader(http.StatusServiceUnavailable)
@@ -82,14 +87,14 @@ func TestCreateIsRepeatedUnderOneKey(t *testing.T) {
 	})
 	box, err := c.Sandboxes.Create(t.Context(), api.CreateRequest{Template: "base"})
 	if err != nil || box.ID != id || box.Status != api.Running {
-		t.Fatalf("Create = %+v, %v", box, err)
+		t.Fatalf("Create = %+v, %v; want the sandbox and no error", box, err)
 	}
 	if len(keys) != 1 || keys[""] || n.Load() != 3 {
-		t.Errorf("%d requests under keys %v, want 3 under one", n.Load(), keys)
+		t.Errorf("got %d requests under keys %v, want 3 under one", n.Load(), keys)
 	}
 }
 
-func TestWhatIsNotRepeated(t *testing.T) {
+func TestUnsafeRequestsAreNotRetried(t *testing.T) {
 	for _, tt := range []struct {
 		name string
 		do   func(context.Context, *client.Client) error
@@ -120,7 +125,7 @@ func TestWhatIsNotRepeated(t *testing.T) {
 				t.Errorf("error = %v, want %s", err, tt.code)
 			}
 			if n.Load() != 1 {
-				t.Errorf("%d requests, want 1", n.Load())
+				t.Errorf("got %d requests, want 1", n.Load())
 			}
 		})
 	}
@@ -135,7 +140,7 @@ func TestErrors(t *testing.T) {
 	}{
 		{"ours", `{"error":"gone","code":"wrong_state","request_id":"req1"}`, 409, api.WrongState, "gone"},
 		{"text", "bad gateway", 502, api.Unreachable, "bad gateway"},
-		{"empty", "", 404, api.NotFound, "the server answered 404 Not Found"},
+		{"empty", "", 404, api.NotFound, "the server returned 404 Not Found"},
 		{"teapot", "no", 418, api.Invalid, "no"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -151,7 +156,7 @@ func TestErrors(t *testing.T) {
 	}
 }
 
-func TestServerAwayIsUnavailable(t *testing.T) {
+func TestUnreachableServerIsUnavailable(t *testing.T) {
 	srv := httptest.NewServer(http.NotFoundHandler())
 	srv.Close()
 	c, err := client.New(srv.URL, "", client.WithTries(1))
@@ -174,15 +179,17 @@ func TestExecStream(t *testing.T) {
 		code       api.Code
 		exit       int
 	}{
-		{"exit", "event: start\ndata: {\"pid\":7}\n\nevent: stdout\ndata: {\"chunk\":\"a\\n\"}\n\n: ping\n\nevent: stderr\r\ndata: {\"chunk\":\"b\"}\r\n\r\nevent: exit\ndata: {\"exit_code\":3}\n\n", "", 3},
-		{"error", "event: error\ndata: {\"error\":\"command timeout after 1s\",\"code\":\"timeout\"}\n\n", api.Timeout, 0},
+		{"exit", "event: start\ndata: {\"pid\":7}\n\nevent: stdout\ndata: {\"chunk\":\"a\\n\"}\n\n: ping\n\n" +
+			"event: stderr\r\ndata: {\"chunk\":\"b\"}\r\n\r\nevent: exit\ndata: {\"exit_code\":3}\n\n", "", 3},
+		{"error", "event: error\ndata: {\"error\":\"command timeout after 1s\",\"code\":\"timeout\"}\n\n",
+			api.Timeout, 0},
 		{"cut", "event: stdout\ndata: {\"chunk\":\"a\"}\n\n", api.Unavailable, 0},
 		{"broken", "event: exit\ndata: {\n\n", api.Internal, 0},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			c := serve(t, func(w http.ResponseWriter, r *http.Request) {
 				if r.Header.Get("Accept") != "text/event-stream" {
-					t.Errorf("accept %q", r.Header.Get("Accept"))
+					t.Errorf("header Accept = %q, want text/event-stream", r.Header.Get("Accept"))
 				}
 				fmt.Fprint(w, tt.body)
 			})
@@ -197,7 +204,7 @@ func TestExecStream(t *testing.T) {
 				t.Fatalf("ExecStream = %+v, %v; want exit %d, code %q", exit, err, tt.exit, tt.code)
 			}
 			if tt.name == "exit" && (out != "a\n" || errs != "b" || pid != 7) {
-				t.Errorf("got %q %q %d", out, errs, pid)
+				t.Errorf("got stdout %q, stderr %q, pid %d; want a, b, 7", out, errs, pid)
 			}
 		})
 	}
@@ -205,8 +212,9 @@ func TestExecStream(t *testing.T) {
 
 func TestListFollowsFilterAndCursor(t *testing.T) {
 	c := serve(t, func(w http.ResponseWriter, r *http.Request) {
-		if got, want := r.URL.RawQuery, "cursor=c1&limit=2&metadata.a=b&status=running&status=paused&template=base"; got != want {
-			t.Errorf("query %s, want %s", got, want)
+		want := "cursor=c1&limit=2&metadata.a=b&status=running&status=paused&template=base"
+		if got := r.URL.RawQuery; got != want {
+			t.Errorf("got query %s, want %s", got, want)
 		}
 		w.Header().Set("X-Next-Cursor", "c2")
 		fmt.Fprint(w, `[]`)
@@ -216,14 +224,14 @@ func TestListFollowsFilterAndCursor(t *testing.T) {
 		Metadata: map[string]string{"a": "b"}, Limit: 2, Cursor: "c1",
 	})
 	if err != nil || next != "c2" {
-		t.Errorf("next %q, %v", next, err)
+		t.Errorf("Page returned cursor %q, %v; want c2", next, err)
 	}
 }
 
 func TestFileRange(t *testing.T) {
 	c := serve(t, func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Query().Get("path") != "/a b&c" || r.Header.Get("Range") != "bytes=5-9" {
-			t.Errorf("request %s %q", r.URL, r.Header.Get("Range"))
+			t.Errorf("got request %s with range %q", r.URL, r.Header.Get("Range"))
 		}
 		w.WriteHeader(http.StatusPartialContent)
 		fmt.Fprint(w, "56789")
@@ -234,6 +242,6 @@ func TestFileRange(t *testing.T) {
 	}
 	defer f.Close()
 	if data, err := io.ReadAll(f); err != nil || string(data) != "56789" {
-		t.Errorf("read %q, %v", data, err)
+		t.Errorf("ReadAll = %q, %v", data, err)
 	}
 }

@@ -2,29 +2,30 @@ package client
 
 import (
 	"context"
-	"net/http"
 
 	"github.com/pandastack/pandastack/api"
 )
 
-// Exec runs a command to its end. A command that fails is no error: look at ExitCode. One that ran out
-// of time is the error timeout, with its output in the details. When ctx ends, the command is killed.
+// Exec runs a command to its end.
+//
+// A command that fails is no error: see ExitCode. A command that ran out of time is the error timeout, with its output
+// in the details. When ctx ends, the command is killed.
 func (s *Sandboxes) Exec(ctx context.Context, id api.SandboxID, req api.ExecRequest) (api.ExecResult, error) {
 	var out api.ExecResult
 	err := s.c.do(ctx, post(sandboxPath(id, "exec"), req), &out)
 	return out, err
 }
 
-// Output takes what a command prints. Nil functions drop it.
+// Output receives what a command prints. Output for a nil function is dropped.
 type Output struct {
 	Started func(pid uint32)
 	Stdout  func(text string)
 	Stderr  func(text string)
 
-	onEventID func(id string) // where a stream can be taken up again
+	onEventID func(id string) // receives the id of each event, where a stream can be resumed
 }
 
-// ExecStream runs a command and gives its output as it comes. When ctx ends, the command is killed.
+// ExecStream runs a command and passes its output on as it comes. When ctx ends, the command is killed.
 func (s *Sandboxes) ExecStream(
 	ctx context.Context,
 	id api.SandboxID,
@@ -35,9 +36,10 @@ func (s *Sandboxes) ExecStream(
 	return s.follow(ctx, rq, out)
 }
 
-// AttachStream follows a process that was started before, from the beginning of what is kept of its
-// output. A connection that is cut is made again where it was, so that nothing is lost or told twice. When ctx
-// ends, the process goes on.
+// AttachStream follows a process that was started before, from the beginning of its stored output.
+//
+// It resumes a connection that was cut where it was cut, so that no output is lost or repeated. When ctx ends, the
+// process keeps running.
 func (s *Sandboxes) AttachStream(ctx context.Context, id api.SandboxID, pid uint32, out Output) (api.ExecExit, error) {
 	last := ""
 	out.onEventID = func(id string) { last = id }
@@ -51,7 +53,7 @@ func (s *Sandboxes) AttachStream(ctx context.Context, id api.SandboxID, pid uint
 			return exit, err
 		}
 		if last != before {
-			try = 0 // it went on meanwhile
+			try = 0 // there was progress
 			continue
 		}
 		if err := backoff(ctx, try); err != nil {
@@ -96,7 +98,7 @@ func (s *Sandboxes) follow(ctx context.Context, rq call, out Output) (api.ExecEx
 	return *exit, nil
 }
 
-// Processes lists what runs or ended lately.
+// Processes returns the processes that run or ended lately.
 func (s *Sandboxes) Processes(ctx context.Context, id api.SandboxID) ([]api.Process, error) {
 	var out []api.Process
 	err := s.c.do(ctx, get(sandboxPath(id, "processes")), &out)
@@ -105,5 +107,5 @@ func (s *Sandboxes) Processes(ctx context.Context, id api.SandboxID) ([]api.Proc
 
 // Signal sends a signal to a process.
 func (s *Sandboxes) Signal(ctx context.Context, id api.SandboxID, pid uint32, req api.SignalRequest) error {
-	return s.c.do(ctx, call{method: http.MethodPost, path: sandboxPath(id, "processes", itoa(pid), "signal"), in: req}, nil)
+	return s.c.do(ctx, post(sandboxPath(id, "processes", itoa(pid), "signal"), req), nil)
 }

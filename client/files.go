@@ -11,14 +11,15 @@ import (
 	"github.com/pandastack/pandastack/api"
 )
 
-// Files are the verbs on the files of a sandbox. Paths are absolute, or relative to the home of the
-// sandbox's user.
+// Files are the calls on files of a sandbox.
+//
+// Paths are absolute, or relative to the home of the sandbox's user.
 type Files struct{ c *Client }
 
-// Content is an open file of a sandbox. It must be closed.
+// Content is an open file of a sandbox. The caller closes it.
 type Content struct {
 	io.ReadCloser
-	Size int64 // bytes to come, -1 when the server does not know
+	Size int64 // bytes that follow; -1 if the server does not know
 }
 
 // Read opens a file of any size.
@@ -26,7 +27,7 @@ func (f *Files) Read(ctx context.Context, id api.SandboxID, name string) (*Conte
 	return f.read(ctx, id, name, "")
 }
 
-// ReadRange opens length bytes of a file from offset; a negative length is all the rest.
+// ReadRange opens length bytes of a file from offset. A negative length means the rest.
 func (f *Files) ReadRange(ctx context.Context, id api.SandboxID, name string, offset, length int64) (*Content, error) {
 	span := fmt.Sprintf("bytes=%d-", offset)
 	if length >= 0 {
@@ -49,14 +50,15 @@ func (f *Files) read(ctx context.Context, id api.SandboxID, name, span string) (
 	return &Content{res.Body, res.ContentLength}, nil
 }
 
-// WriteOptions of a file to write. The zero value is right for most.
+// WriteOptions are options of a file to write. The zero value is right for most.
 type WriteOptions struct {
-	User string // owner; the sandbox's default if ""
-	Mode uint32 // permissions; 0: 0644, or what the file has
+	User string // owner; "": the sandbox's default
+	Mode uint32 // permissions; 0: 0644, or those of the existing file
 }
 
-// Write puts a stream of any size at a path, whole or not at all, making missing parents. size is the
-// number of bytes to come, -1 if that is not known. r is read once, so the request is never repeated.
+// Write writes a stream of any size to a path, whole or not at all, and creates missing parents.
+//
+// size is the number of bytes, -1 if it is not known. r is read once, so the request is never retried.
 func (f *Files) Write(
 	ctx context.Context,
 	id api.SandboxID,
@@ -78,7 +80,7 @@ func (f *Files) Write(
 	return out, err
 }
 
-// Stat describes a file, not following a last symbolic link; not_found if there is none.
+// Stat describes a file without following a last symbolic link. It returns not_found if there is none.
 func (f *Files) Stat(ctx context.Context, id api.SandboxID, name string) (api.FileEntry, error) {
 	rq := get(sandboxPath(id, "fs", "stat"))
 	rq.query = url.Values{"path": {name}}
@@ -87,18 +89,18 @@ func (f *Files) Stat(ctx context.Context, id api.SandboxID, name string) (api.Fi
 	return out, err
 }
 
-// Exists tells whether there is something at a path.
+// Exists reports whether a path exists.
 func (f *Files) Exists(ctx context.Context, id api.SandboxID, name string) (bool, error) {
 	_, err := f.Stat(ctx, id, name)
 	if e, ok := errors.AsType[*api.Error](err); ok && e.Code == api.NotFound {
-		// It may be the sandbox that is not there.
+		// The sandbox, not the path, may be what does not exist.
 		_, err := f.c.Sandboxes.Get(ctx, id)
 		return false, err
 	}
 	return err == nil, err
 }
 
-// List gives the entries of a directory, and of the directories below it down to depth; 1 is itself.
+// List returns the entries of a directory, and of directories below it down to depth; 1 is the directory alone.
 func (f *Files) List(ctx context.Context, id api.SandboxID, name string, depth int) ([]api.FileEntry, error) {
 	rq := get(sandboxPath(id, "fs", "dir"))
 	rq.query = url.Values{"path": {name}}
@@ -110,10 +112,10 @@ func (f *Files) List(ctx context.Context, id api.SandboxID, name string, depth i
 	return out.Entries, err
 }
 
-// Remove deletes a file, or a directory: an empty one, or with recursive all below it.
+// Remove deletes a file or an empty directory, or with recursive a directory and everything below it.
 func (f *Files) Remove(ctx context.Context, id api.SandboxID, name string, recursive bool) error {
 	rq := del(sandboxPath(id, "fs"))
-	rq.idempotent = false // the second answer would be not_found
+	rq.idempotent = false // a second response would be not_found
 	rq.query = url.Values{"path": {name}}
 	if recursive {
 		rq.query.Set("recursive", "1")
@@ -121,7 +123,7 @@ func (f *Files) Remove(ctx context.Context, id api.SandboxID, name string, recur
 	return f.c.do(ctx, rq, nil)
 }
 
-// MakeDir makes a directory with its parents; conflict if it is there.
+// MakeDir makes a directory with its parents. It returns a conflict if the directory exists.
 func (f *Files) MakeDir(ctx context.Context, id api.SandboxID, name string) (api.FileEntry, error) {
 	var out api.FileEntry
 	err := f.c.do(ctx, post(sandboxPath(id, "fs", "mkdir"), api.MakeDirRequest{Path: name}), &out)

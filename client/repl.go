@@ -6,8 +6,10 @@ import (
 	"github.com/pandastack/pandastack/api"
 )
 
-// RunCell runs code in a context that lives, and waits for its end. A context that a template keeps for
-// Python is named "default". A cell that is out of time is the error timeout; its context lives on.
+// RunCell runs code in a context that keeps its variables, and waits for its end.
+//
+// The context that a template has for Python is named "default". A cell that ran out of time is the error timeout; its
+// context stays.
 func (s *Sandboxes) RunCell(
 	ctx context.Context,
 	id api.SandboxID,

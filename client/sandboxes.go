@@ -10,11 +10,13 @@ import (
 	"github.com/pandastack/pandastack/api"
 )
 
-// Sandboxes are the verbs on sandboxes.
+// Sandboxes are the calls on sandboxes.
 type Sandboxes struct{ c *Client }
 
-// Create makes a sandbox and answers when it runs. The request gets an idempotency key if it has none.
-// The first create of a template waits until it is baked, which may take minutes; ctx bounds it.
+// Create creates a sandbox and returns when it runs.
+//
+// The request gets an idempotency key if it has none. The first create of a template waits until the template is baked,
+// which may take minutes; ctx bounds it.
 func (s *Sandboxes) Create(ctx context.Context, req api.CreateRequest) (api.Sandbox, error) {
 	if req.IdempotencyKey == "" {
 		req.IdempotencyKey = string(api.NewRequestID())
@@ -27,14 +29,13 @@ func (s *Sandboxes) Create(ctx context.Context, req api.CreateRequest) (api.Sand
 	return out, err
 }
 
-// List answers the sandboxes that f selects, newest first: all of them with Limit 0, else at most one
-// page.
+// List returns the sandboxes that f selects, newest first: all of them if Limit is 0, else at most one page.
 func (s *Sandboxes) List(ctx context.Context, f api.SandboxFilter) ([]api.Sandbox, error) {
 	page, _, err := s.Page(ctx, f)
 	return page, err
 }
 
-// Page answers one page and the cursor of the next, "" after the last.
+// Page returns one page and the cursor of the next, "" after the last.
 func (s *Sandboxes) Page(ctx context.Context, f api.SandboxFilter) ([]api.Sandbox, string, error) {
 	q := url.Values{}
 	for _, st := range f.Statuses {
@@ -64,53 +65,53 @@ func (s *Sandboxes) Page(ctx context.Context, f api.SandboxFilter) ([]api.Sandbo
 	return out, h.Get("X-Next-Cursor"), nil
 }
 
-// Get answers one sandbox; not_found, with why it ended, for one that is no more.
+// Get returns one sandbox. The not_found error of a sandbox that ended says why it ended.
 func (s *Sandboxes) Get(ctx context.Context, id api.SandboxID) (api.Sandbox, error) {
 	var out api.Sandbox
 	err := s.c.do(ctx, get(sandboxPath(id)), &out)
 	return out, err
 }
 
-// Delete ends a sandbox in whatever state it is.
+// Delete deletes a sandbox in any state.
 func (s *Sandboxes) Delete(ctx context.Context, id api.SandboxID) error {
 	return s.c.do(ctx, del(sandboxPath(id)), nil)
 }
 
-// Pause stops a sandbox in memory.
+// Pause pauses a sandbox in memory.
 func (s *Sandboxes) Pause(ctx context.Context, id api.SandboxID) error {
 	return s.c.do(ctx, post(sandboxPath(id, "pause"), nil), nil)
 }
 
-// Resume lets a paused sandbox go on.
+// Resume resumes a paused sandbox.
 func (s *Sandboxes) Resume(ctx context.Context, id api.SandboxID) error {
 	return s.c.do(ctx, post(sandboxPath(id, "resume"), nil), nil)
 }
 
-// Hibernate puts a sandbox to rest on disk.
+// Hibernate hibernates a sandbox to disk.
 func (s *Sandboxes) Hibernate(ctx context.Context, id api.SandboxID) error {
 	return s.c.do(ctx, post(sandboxPath(id, "hibernate"), nil), nil)
 }
 
-// Wake brings a hibernated sandbox back.
+// Wake wakes a hibernated sandbox.
 func (s *Sandboxes) Wake(ctx context.Context, id api.SandboxID) error {
 	return s.c.do(ctx, post(sandboxPath(id, "wake"), nil), nil)
 }
 
-// Snapshot puts the sandbox's moment into the registry; it goes on.
+// Snapshot takes a snapshot of a sandbox, which keeps running.
 func (s *Sandboxes) Snapshot(ctx context.Context, id api.SandboxID, req api.SnapshotRequest) (api.Snapshot, error) {
 	var out api.Snapshot
 	err := s.c.do(ctx, post(sandboxPath(id, "snapshots"), req), &out)
 	return out, err
 }
 
-// Fork copies a running sandbox, memory and disk; the parent goes on.
+// Fork forks a running sandbox, memory and disk. The parent keeps running.
 func (s *Sandboxes) Fork(ctx context.Context, id api.SandboxID, req api.ForkRequest) (api.ForkResponse, error) {
 	var out api.ForkResponse
 	err := s.c.do(ctx, post(sandboxPath(id, "fork"), req), &out)
 	return out, err
 }
 
-// ForkTree makes several children of one moment under a tree id.
+// ForkTree forks several children of the same moment under a tree id.
 func (s *Sandboxes) ForkTree(ctx context.Context, id api.SandboxID, req api.ForkTreeRequest) (api.ForkTree, error) {
 	var out api.ForkTree
 	err := s.c.do(ctx, post(sandboxPath(id, "fork-tree"), req), &out)
@@ -124,28 +125,28 @@ func (s *Sandboxes) Promote(ctx context.Context, id api.SandboxID, req api.Promo
 	return out, err
 }
 
-// Lifecycle tells when a sandbox ends by itself.
+// Lifecycle returns when a sandbox ends by itself.
 func (s *Sandboxes) Lifecycle(ctx context.Context, id api.SandboxID) (api.Lifecycle, error) {
 	var out api.Lifecycle
 	err := s.c.do(ctx, get(sandboxPath(id, "lifecycle")), &out)
 	return out, err
 }
 
-// Network tells what a sandbox may reach.
+// Network returns what a sandbox may reach.
 func (s *Sandboxes) Network(ctx context.Context, id api.SandboxID) (api.Network, error) {
 	var out api.Network
 	err := s.c.do(ctx, get(sandboxPath(id, "network")), &out)
 	return out, err
 }
 
-// SetNetwork replaces what a sandbox may reach, at once and for connections that are there.
+// SetNetwork replaces what a sandbox may reach, at once and for open connections too.
 func (s *Sandboxes) SetNetwork(ctx context.Context, id api.SandboxID, n api.Network) (api.Network, error) {
 	var out api.Network
 	err := s.c.do(ctx, call{method: http.MethodPut, path: sandboxPath(id, "network"), in: n}, &out)
 	return out, err
 }
 
-// SetLifecycle changes what the patch names.
+// SetLifecycle changes the fields that the patch sets.
 func (s *Sandboxes) SetLifecycle(
 	ctx context.Context,
 	id api.SandboxID,
@@ -156,14 +157,14 @@ func (s *Sandboxes) SetLifecycle(
 	return out, err
 }
 
-// Usage is what a sandbox takes now.
+// Usage returns what a sandbox uses now.
 func (s *Sandboxes) Usage(ctx context.Context, id api.SandboxID) (api.Usage, error) {
 	var out api.Usage
 	err := s.c.do(ctx, get(sandboxPath(id, "metrics")), &out)
 	return out, err
 }
 
-// Ports lists declared and listening ports.
+// Ports returns declared and listening ports.
 func (s *Sandboxes) Ports(ctx context.Context, id api.SandboxID) ([]api.Port, error) {
 	var out []api.Port
 	err := s.c.do(ctx, get(sandboxPath(id, "ports")), &out)
@@ -177,13 +178,14 @@ func (s *Sandboxes) DeclarePort(ctx context.Context, id api.SandboxID, req api.P
 	return out, err
 }
 
-// RemovePort takes a declaration back.
+// RemovePort removes the declaration of a port.
 func (s *Sandboxes) RemovePort(ctx context.Context, id api.SandboxID, port int) error {
 	return s.c.do(ctx, del(sandboxPath(id, "ports", itoa(port))), nil)
 }
 
-// ProxyURL is the address through which the server forwards to a port of the sandbox. Requests to it
-// need the key.
+// ProxyURL returns the address through which the server forwards to a port of the sandbox.
+//
+// Requests to it need the key.
 func (s *Sandboxes) ProxyURL(id api.SandboxID, port int) string {
 	return s.c.base.String() + sandboxPath(id, "proxy", itoa(port)) + "/"
 }
@@ -195,8 +197,9 @@ func (s *Sandboxes) Preview(ctx context.Context, id api.SandboxID, req api.Previ
 	return out, err
 }
 
-// Logs gives what the sandbox printed: stream is "stdout", "stderr", "console" or "both", which is all
-// and the default. The reader must be closed.
+// Logs returns what the sandbox printed. The caller closes the reader.
+//
+// stream is "stdout", "stderr", "console" or "both", which is all of them and the default.
 func (s *Sandboxes) Logs(ctx context.Context, id api.SandboxID, stream string) (io.ReadCloser, error) {
 	rq := get(sandboxPath(id, "logs"))
 	rq.query = url.Values{}
@@ -209,8 +212,9 @@ func (s *Sandboxes) Logs(ctx context.Context, id api.SandboxID, stream string) (
 	return res.Body, nil
 }
 
-// FollowLogs calls yield for every line of the log, and for each new one as it is printed, until ctx
-// ends, the sandbox ends (nil) or yield answers an error.
+// FollowLogs calls yield for every line of the log, and for each new one as it is printed.
+//
+// It returns when ctx ends, the sandbox ends (nil) or yield returns an error.
 func (s *Sandboxes) FollowLogs(
 	ctx context.Context,
 	id api.SandboxID,
@@ -231,7 +235,7 @@ func (s *Sandboxes) FollowLogs(
 	})
 }
 
-// Events lists the last events of a sandbox, oldest first; tail 0 is all that are kept.
+// Events returns the last events of a sandbox, oldest first. tail 0 means all that are stored.
 func (s *Sandboxes) Events(ctx context.Context, id api.SandboxID, tail int) ([]api.Event, error) {
 	rq := get(sandboxPath(id, "events"))
 	if tail > 0 {
@@ -242,8 +246,9 @@ func (s *Sandboxes) Events(ctx context.Context, id api.SandboxID, tail int) ([]a
 	return out.Events, err
 }
 
-// FollowEvents calls yield for all events and then for each as it happens, until ctx ends, the sandbox
-// has ended (nil) or yield answers an error.
+// FollowEvents calls yield for all events, and then for each as it happens.
+//
+// It returns when ctx ends, the sandbox has ended (nil) or yield returns an error.
 func (s *Sandboxes) FollowEvents(ctx context.Context, id api.SandboxID, yield func(api.Event) error) error {
 	rq := get(sandboxPath(id, "events"))
 	rq.query = url.Values{"follow": {"1"}}

@@ -19,7 +19,7 @@ type event struct{ name, data, id string }
 
 func (e event) decode(v any) error {
 	if err := json.Unmarshal([]byte(e.data), v); err != nil {
-		return api.Wrap(api.Internal, err, "event "+e.name+" is not the JSON that was expected: "+err.Error())
+		return api.Wrap(api.Internal, err, "event "+e.name+" is not the expected JSON: "+err.Error())
 	}
 	return nil
 }
@@ -35,8 +35,8 @@ func (e event) chunk(take func(string)) error {
 	return nil
 }
 
-// events sends a call and gives the events of its answer to yield, until they end or yield answers an
-// error. An error event is returned as the error it carries.
+// events sends a call and passes the events of its response to yield, until they end or yield returns an error. It
+// returns an error event as the error that it carries.
 func (c *Client) events(ctx context.Context, rq call, yield func(event) error) error {
 	if rq.header == nil {
 		rq.header = map[string]string{}

@@ -17,7 +17,7 @@ import (
 // maxFrame bounds one message of a terminal in bytes.
 const maxFrame = 8 << 20
 
-// TerminalRequest asks for a terminal. The zero value is a login shell in 24 rows of 80.
+// TerminalRequest asks for a terminal. The zero value is a login shell in 24 rows and 80 columns.
 type TerminalRequest struct {
 	Rows, Cols uint16
 	Cmd        string
@@ -25,12 +25,14 @@ type TerminalRequest struct {
 	User       string
 }
 
-// Terminal is a program in a sandbox with a terminal of its own. One goroutine may receive while others
-// send. It must be closed.
+// Terminal is a program in a sandbox with a terminal of its own. The caller closes it.
+//
+// One goroutine may receive while others send.
 type Terminal struct{ conn *websocket.Conn }
 
-// Terminal starts a program with a terminal. Closing the Terminal hangs the program up. ctx bounds the
-// start alone.
+// Terminal starts a program with a terminal.
+//
+// Closing the Terminal hangs up the program. ctx bounds only the start.
 func (s *Sandboxes) Terminal(ctx context.Context, id api.SandboxID, req TerminalRequest) (*Terminal, error) {
 	q := url.Values{}
 	if req.Rows > 0 && req.Cols > 0 {
@@ -56,7 +58,7 @@ func (s *Sandboxes) Terminal(ctx context.Context, id api.SandboxID, req Terminal
 	return &Terminal{conn}, nil
 }
 
-// Receive gives the next output. When the program has ended it answers an *Exited with its exit code.
+// Receive returns the next output. When the program has exited it returns an *Exited with the exit code.
 func (t *Terminal) Receive(ctx context.Context) ([]byte, error) {
 	kind, data, err := t.conn.Read(ctx)
 	if err != nil {
@@ -70,18 +72,18 @@ func (t *Terminal) Receive(ctx context.Context) ([]byte, error) {
 	}
 	failed := &api.Error{}
 	if err := json.Unmarshal(data, &end); err != nil {
-		return nil, api.Wrap(api.Internal, err, "terminal: message is not the JSON that was expected: "+err.Error())
+		return nil, api.Wrap(api.Internal, err, "terminal: message is not the expected JSON: "+err.Error())
 	}
 	if end.Exit != nil {
 		return nil, &Exited{Code: *end.Exit}
 	}
 	if err := json.Unmarshal(data, failed); err != nil {
-		return nil, api.Wrap(api.Internal, err, "terminal: message is not the JSON that was expected: "+err.Error())
+		return nil, api.Wrap(api.Internal, err, "terminal: message is not the expected JSON: "+err.Error())
 	}
 	return nil, failed
 }
 
-// Send types bytes.
+// Send sends input.
 func (t *Terminal) Send(ctx context.Context, p []byte) error {
 	if err := t.conn.Write(ctx, websocket.MessageBinary, p); err != nil {
 		return transportError(ctx, err)
@@ -89,7 +91,7 @@ func (t *Terminal) Send(ctx context.Context, p []byte) error {
 	return nil
 }
 
-// Resize tells the program the terminal's size.
+// Resize sets the size of the terminal.
 func (t *Terminal) Resize(ctx context.Context, rows, cols uint16) error {
 	msg := fmt.Sprintf(`{"resize":{"rows":%d,"cols":%d}}`, rows, cols)
 	if err := t.conn.Write(ctx, websocket.MessageText, []byte(msg)); err != nil {
@@ -98,7 +100,7 @@ func (t *Terminal) Resize(ctx context.Context, rows, cols uint16) error {
 	return nil
 }
 
-// Close ends the terminal. A program that still runs is hung up.
+// Close closes the terminal and hangs up the program if it still runs.
 func (t *Terminal) Close() error {
 	err := t.conn.Close(websocket.StatusNormalClosure, "")
 	if e, ok := errors.AsType[websocket.CloseError](err); ok && e.Code == websocket.StatusNormalClosure {
@@ -107,8 +109,8 @@ func (t *Terminal) Close() error {
 	return err
 }
 
-// Exited says that a terminal's program has ended.
+// Exited is the error of a terminal whose program has exited.
 type Exited struct{ Code int }
 
-// Error names the code.
+// Error returns a message with the exit code.
 func (e *Exited) Error() string { return fmt.Sprintf("the program ended with exit code %d", e.Code) }

@@ -1,9 +1,9 @@
-// Package compat keeps what published clients did against this server: tests that drive one record how each of
-// its operations went, and the page for users is made of these records.
+// Package compat records what published clients do against this server, and writes the page of the results.
 //
-// It owns the form of a record, the folder of them, and the page. A record says nothing of the run (no times, no
-// machine), so that the same results give the same bytes and only a change shows as one. Records are kept one after
-// the other, since each keeping makes the page anew.
+// A test that drives a client records how each of its operations went; the page for users is made of these records. The
+// package owns the form of a record, the folder of records, and the page. A record has nothing of the run (no times, no
+// machine), so that equal results give equal bytes and a change in a file is a change of behaviour. Records are saved
+// one after the other, since each save writes the page.
 package compat
 
 import (
@@ -21,10 +21,10 @@ import (
 
 // Record is what one client did.
 type Record struct {
-	Client     string      `json:"client"` // as its registry names it
+	Client     string      `json:"client"` // its name in the registry
 	Registry   string      `json:"registry"`
 	Version    string      `json:"version"`
-	Test       string      `json:"test"` // what drives it
+	Test       string      `json:"test"` // the test that drives it
 	Operations []Operation `json:"operations"`
 }
 
@@ -34,14 +34,15 @@ type Operation struct {
 	OK   bool   `json:"ok"`
 }
 
-// folder of the records and the page, below the repository.
+// The folder of records and the page, below the repository's root.
 const (
 	folder = "test/compat/results"
 	page   = "docs/compatibility.md"
 )
 
-// Save writes a record below the repository's root, and the page anew. A record without operations is an error:
-// the client did not run.
+// Save writes a record below the repository's root, and the page.
+//
+// A record without operations is an error: the client did not run.
 func Save(root string, r Record) error {
 	if r.Client == "" || r.Version == "" || len(r.Operations) == 0 {
 		return errors.New("a record needs a client, its version and operations")
@@ -65,7 +66,7 @@ func Save(root string, r Record) error {
 	return writeChanged(filepath.Join(root, page), text)
 }
 
-// writeChanged writes a file that is not what it should be.
+// writeChanged writes a file unless it has the data already.
 func writeChanged(path string, data []byte) error {
 	if old, err := os.ReadFile(path); err == nil && bytes.Equal(old, data) {
 		return nil
@@ -76,7 +77,7 @@ func writeChanged(path string, data []byte) error {
 	return os.WriteFile(path, data, 0o644)
 }
 
-// Records reads all records below the repository's root, by client and version.
+// Records returns all records below the repository's root, by client and version.
 func Records(root string) ([]Record, error) {
 	entries, err := os.ReadDir(filepath.Join(root, folder))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -105,7 +106,7 @@ func Records(root string) ([]Record, error) {
 	return all, nil
 }
 
-// Page makes the page of all records.
+// Page returns the page of all records.
 func Page(root string) ([]byte, error) {
 	all, err := Records(root)
 	if err != nil {
@@ -148,25 +149,30 @@ func result(well, all int) string {
 	return fmt.Sprintf("**%d of %d fail**", all-well, all)
 }
 
-const head = `# Clients that nobody here wrote
+// quoted is text in which ' stands for a backtick.
+func quoted(text string) string { return strings.ReplaceAll(text, "'", "`") }
 
-Which published clients are driven, unmodified, by ` + "`make test`" + ` or ` + "`make test-slow`" + `, and how each of their operations went. Every
-operation is a test of its own, against a real node with real guests. The run writes this page. Clients that want the template
-` + "`code-interpreter`" + ` run in ` + "`make test`" + ` on template ` + "`base`" + `, where ` + "`@e2b/code-interpreter`" + ` gives its sandbox the template's packages first;
-with the template itself they run in ` + "`make test-slow`" + `.
+var head = quoted(`# Published clients
+
+Which published clients are driven, unmodified, by 'make test' or 'make test-slow', and how each of their operations
+went. Every operation is a test of its own, against a real node with real guests. The run writes this page. Clients that
+need the template 'code-interpreter' run in 'make test' on template 'base', where '@e2b/code-interpreter' first gives its
+sandbox the packages of the template; with the template itself they run in 'make test-slow'.
 
 | client | version | operations | result | test |
 |---|---|---|---|---|
-`
+`)
 
-const middle = `
-E2B's clients are given a key and a domain, and reach everything by its names over TLS and HTTP/2:
-` + "`E2B_API_KEY=e2b_... E2B_DOMAIN=panda.example.org`" + `, where the digits of the key are those of a ` + "`pds_`" + ` key. With a
-certificate of the node's own authority they need ` + "`NODE_EXTRA_CA_CERTS`" + ` or ` + "`SSL_CERT_FILE`" + ` too, as ` + "`pandastack up`" + `
-prints it. Those of Python trust it by ` + "`SSL_CERT_FILE`" + `.
+var middle = quoted(`
+E2B clients need a key and a domain, and reach everything by names below it over TLS and HTTP/2:
+'E2B_API_KEY=e2b_... E2B_DOMAIN=panda.example.org', where the digits of the key are those of a 'pds_' key. With a
+certificate of the node authority they also need 'NODE_EXTRA_CA_CERTS' or, for Python, 'SSL_CERT_FILE', as
+'pandastack up' prints it.
 
-Of E2B's protocol these are refused by name, as is every field and every name in a query that this server does not know: volumes, secrets,
-` + "`" + `mcp` + "`" + `, ` + "`" + `iam` + "`" + ` and metrics of teams, which it does not have; ` + "`" + `egressProxy` + "`" + ` and rules with headers, since connections leave from this host as the guest made them and are not opened to be changed. Pauses without memory
-(` + "`" + `keepMemory: false` + "`" + `), ` + "`" + `maskRequestHost` + "`" + `, ` + "`" + `httpsPorts` + "`" + `, and lists by ` + "`" + `order` + "`" + ` and ` + "`" + `startedAfter` + "`" + ` work.
-Metrics are measured when somebody asks, and each five seconds for two minutes after; these are kept for half an hour. A sandbox that a request resumed has its first timeout again, at least 300 seconds. The agent reports version 0.6.4.
-`
+Of the E2B protocol these are refused by name, like every field and every name in a query that this server does not know:
+volumes, secrets, 'mcp', 'iam' and metrics of teams, which it does not have; 'egressProxy' and rules with headers, since
+connections leave this host as the guest made them and are not opened to be changed. Pauses without memory
+('keepMemory: false'), 'maskRequestHost', 'httpsPorts', and lists by 'order' and 'startedAfter' work. Metrics are
+measured when a client asks, and every five seconds for two minutes after that; they are kept for half an hour. A sandbox
+that a request resumed gets its first timeout again, at least 300 seconds. The agent reports version 0.6.4.
+`)

@@ -8,9 +8,9 @@ import (
 	"testing"
 )
 
-var update = flag.Bool("update", false, "write the page anew from the records")
+var update = flag.Bool("update", false, "write the page from the records")
 
-// TestPageIsCurrent holds the page against the records.
+// TestPageIsCurrent compares the page with the records.
 func TestPageIsCurrent(t *testing.T) {
 	root := "../.."
 	want, err := Page(root)
@@ -24,29 +24,29 @@ func TestPageIsCurrent(t *testing.T) {
 	}
 	got, err := os.ReadFile(filepath.Join(root, page))
 	if err != nil || string(got) != string(want) {
-		t.Errorf("%s is not what the records say (%v); run make generate", page, err)
+		t.Errorf("%s differs from the records (%v): run make generate", page, err)
 	}
 }
 
-// TestRecordsPass: a page with failures is not what is handed over.
+// TestRecordsPass checks that no operation of a record has failed.
 func TestRecordsPass(t *testing.T) {
 	all, err := Records("../..")
 	if err != nil || len(all) == 0 {
-		t.Fatalf("%d records, %v", len(all), err)
+		t.Fatalf("Records() = %d records, %v; want some", len(all), err)
 	}
 	for _, r := range all {
 		for _, o := range r.Operations {
 			if !o.OK {
-				t.Errorf("%s %s: %s fails", r.Client, r.Version, o.Name)
+				t.Errorf("%s %s: %s fails, want all operations to pass", r.Client, r.Version, o.Name)
 			}
 		}
 	}
 }
 
-func TestKeep(t *testing.T) {
+func TestSave(t *testing.T) {
 	root := t.TempDir()
 	if err := Save(root, Record{Client: "@a/b", Version: "1.2.3"}); err == nil {
-		t.Error("a client that did nothing was recorded")
+		t.Error("Save of a record without operations succeeded, want an error")
 	}
 	r := Record{
 		Client:     "@a/b",
@@ -66,10 +66,10 @@ func TestKeep(t *testing.T) {
 		text, err := os.ReadFile(filepath.Join(root, page))
 		if err != nil || !strings.Contains(string(text), tt.want) || strings.Contains(string(text), tt.lack) ||
 			!strings.Contains(string(text), "`@a/b` (npm)") {
-			t.Errorf("%v: page %s, %v", tt.ok, text, err)
+			t.Errorf("operation passes %v: page %s, %v; want %q and not %q", tt.ok, text, err, tt.want, tt.lack)
 		}
 	}
 	if all, err := Records(root); err != nil || len(all) != 1 {
-		t.Errorf("%d records of one client, %v", len(all), err)
+		t.Errorf("Records() = %d records, %v; want 1", len(all), err)
 	}
 }

@@ -6,7 +6,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"path/filepath"
 	"strings"
@@ -32,12 +31,12 @@ func TestGo(t *testing.T) {
 		in := "typed"
 		res, err := c.Sandboxes.Exec(ctx, box.ID, api.ExecRequest{Cmd: "pwd; cat; exit 3", Stdin: &in})
 		if err != nil || res.Stdout != "/tmp\ntyped" || res.ExitCode != 3 {
-			t.Errorf("%+v, %v", res, err)
+			t.Errorf("Exec = %+v, %v; want output /tmp and typed, exit code 3", res, err)
 		}
 		_, err = c.Sandboxes.Exec(ctx, box.ID, api.ExecRequest{Cmd: "echo part; sleep 600", TimeoutSeconds: 3})
 		e, ok := errors.AsType[*api.Error](err)
 		if !ok || e.Code != api.Timeout || e.Details["stdout"] != "part\n" {
-			t.Errorf("%v, want timeout with output", err)
+			t.Errorf("Exec returned %v, want timeout with output", err)
 		}
 	})
 	t.Run("exec-canceled-is-killed", func(t *testing.T) {
@@ -45,7 +44,7 @@ func TestGo(t *testing.T) {
 		_, err := c.Sandboxes.ExecStream(short, box.ID, api.ExecRequest{Cmd: "echo up; exec sleep 600", Tag: "long"},
 			client.Output{Stdout: func(string) { stop() }})
 		if api.CodeOf(err) != api.Canceled {
-			t.Errorf("%v, want canceled", err)
+			t.Errorf("ExecStream returned %v, want canceled", err)
 		}
 		until(t, "the command to be killed", func() bool {
 			list, err := c.Sandboxes.Processes(ctx, box.ID)
@@ -73,7 +72,7 @@ func TestGo(t *testing.T) {
 			client.Output{Stdout: func(s string) { out.WriteString(s) }},
 		)
 		if err != nil || exit.ExitCode != 7 || out.String() != "1\n2\n3\n" {
-			t.Errorf("%+v %q, %v", exit, out.String(), err)
+			t.Errorf("AttachStream = %+v, %v with output %q; want exit code 7 after 1, 2, 3", exit, err, out.String())
 		}
 	})
 	t.Run("files", func(t *testing.T) { files(ctx, t, c, box.ID) })
@@ -91,7 +90,7 @@ func TestGo(t *testing.T) {
 			b, err := term.Receive(ctx)
 			if e, ok := errors.AsType[*client.Exited](err); ok {
 				if e.Code != 6 || !bytes.Contains(all, []byte("33 77")) || !bytes.Contains(all, []byte("got-line")) {
-					t.Errorf("exit %d, output %q", e.Code, all)
+					t.Errorf("exit code %d, output %q; want 6, the size and the input", e.Code, all)
 				}
 				return
 			}
@@ -115,7 +114,7 @@ func TestGo(t *testing.T) {
 		}
 		_, err = c.Sandboxes.Get(ctx, other.ID)
 		if e, ok := errors.AsType[*api.Error](err); !ok || e.Code != api.NotFound || e.Details == nil {
-			t.Errorf("%v, want not_found that says why", err)
+			t.Errorf("Get returned %v, want not_found that says why", err)
 		}
 	})
 	t.Run("fork-and-lists", func(t *testing.T) {
@@ -127,17 +126,17 @@ func TestGo(t *testing.T) {
 		must(t, err)
 		list, err := c.Sandboxes.List(ctx, api.SandboxFilter{Metadata: map[string]string{"f": "1"}})
 		if err != nil || len(list) != 3 || len(tree.Children) != 3 {
-			t.Errorf("%d listed of %d, %v", len(list), len(tree.Children), err)
+			t.Errorf("List = %d sandboxes of %d children, %v; want 3 of 3", len(list), len(tree.Children), err)
 		}
 		page, next, err := c.Sandboxes.Page(ctx, api.SandboxFilter{Limit: 2})
 		if err != nil || len(page) != 2 || next == "" {
-			t.Errorf("page of %d, next %q, %v", len(page), next, err)
+			t.Errorf("Page = %d sandboxes, cursor %q, %v; want 2 and a cursor", len(page), next, err)
 		}
 	})
 	t.Run("metrics", func(t *testing.T) {
 		text, err := c.Metrics(ctx)
 		if err != nil || !strings.Contains(text, "pandastack_sandbox_creates_total") {
-			t.Errorf("%v %.200s", err, text)
+			t.Errorf("Metrics = %.200s, %v; want the series of creates", text, err)
 		}
 	})
 }
@@ -147,7 +146,7 @@ func files(ctx context.Context, t *testing.T, c *client.Client, id api.SandboxID
 	data := bytes.Repeat([]byte("0123456789\x00\xff"), 1<<20)
 	put, err := c.Files.Write(ctx, id, name, bytes.NewReader(data), -1, client.WriteOptions{Mode: 0o640})
 	if err != nil || put.Bytes != int64(len(data)) {
-		t.Fatalf("%+v, %v", put, err)
+		t.Fatalf("Write = %+v, %v; want %d bytes", put, err, len(data))
 	}
 	f, err := c.Files.Read(ctx, id, name)
 	must(t, err)
@@ -161,30 +160,30 @@ func files(ctx context.Context, t *testing.T, c *client.Client, id api.SandboxID
 	must(t, err)
 	defer part.Close()
 	if got, err := io.ReadAll(part); err != nil || string(got) != "5678" {
-		t.Errorf("range %q, %v", got, err)
+		t.Errorf("ReadRange = %q, %v; want 5678", got, err)
 	}
 	st, err := c.Files.Stat(ctx, id, name)
 	if err != nil || st.Permissions != "0640" {
-		t.Errorf("%+v, %v", st, err)
+		t.Errorf("Stat = %+v, %v; want permissions 0640", st, err)
 	}
 	for path, want := range map[string]bool{name: true, name + ".none": false} {
 		if ok, err := c.Files.Exists(ctx, id, path); err != nil || ok != want {
-			t.Errorf("exists %s: %v, %v", path, ok, err)
+			t.Errorf("Exists(%s) = %v, %v; want %v", path, ok, err, want)
 		}
 	}
 	if err := c.Files.Remove(ctx, id, filepath.Dir(name), false); err == nil {
-		t.Error("a full directory was removed without recursive")
+		t.Error("Remove of a full directory without recursive succeeded, want an error")
 	}
 	must(t, c.Files.Remove(ctx, id, filepath.Dir(name), true))
 	proc, err := c.Files.Read(ctx, id, "/proc/self/status")
 	must(t, err)
 	defer proc.Close()
 	if got, err := io.ReadAll(proc); err != nil || !bytes.Contains(got, []byte("Pid:")) {
-		t.Errorf("a file without a size: %q, %v", got, err)
+		t.Errorf("ReadAll of a file without a size = %q, %v; want Pid:", got, err)
 	}
 }
 
-// until waits for a condition.
+// until waits until a condition holds, for at most a minute.
 func until(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	deadline := time.Now().Add(time.Minute)
@@ -192,7 +191,7 @@ func until(t *testing.T, what string, ok func() bool) {
 	defer tick.Stop()
 	for !ok() {
 		if time.Now().After(deadline) {
-			t.Fatal(fmt.Sprint("waited in vain for ", what))
+			t.Fatalf("waited for a minute for %s", what)
 		}
 		<-tick.C
 	}

@@ -1,8 +1,10 @@
 //go:build e2e
 
-// Package sdk_test drives the server with the Go SDK. The services are the real ones over a simulated host, whose
-// sandboxes are processes of this machine under the real guest agent; what needs a machine is tested elsewhere.
-// The scripts beside it drive a real node with the published SDKs of other languages: see test/e2e.
+// Package sdk_test drives the server with the Go SDK.
+//
+// The services are the real ones over a simulated host, whose sandboxes are processes of this machine below the real
+// guest agent; what needs a machine is tested elsewhere. The scripts in this folder drive a real node with the
+// published SDKs of other languages: see test/e2e.
 package sdk_test
 
 import (
@@ -29,7 +31,7 @@ import (
 	"github.com/pandastack/pandastack/internal/ingress/proxy"
 )
 
-// host is a simulated host whose machines have the real guest agent inside, on this machine.
+// host is a simulated host whose machines run the real guest agent on this machine.
 type host struct {
 	*hosttest.Host
 	reaper *process.Reaper
@@ -61,8 +63,9 @@ func (h *host) Destroy(ctx context.Context, id hostapi.MachineID, cause string) 
 	return h.Host.Destroy(ctx, id, cause)
 }
 
-// serve starts the whole control plane and gives its address and an admin's key. With SDK_TEST_API and
-// SDK_TEST_KEY set the tests drive that node instead, with whatever machines it has.
+// serve starts the whole control plane and returns its address and an admin's key.
+//
+// With SDK_TEST_API and SDK_TEST_KEY set the tests drive that node instead, with the machines that it has.
 func serve(t *testing.T) (address, key string) {
 	t.Helper()
 	if address = os.Getenv("SDK_TEST_API"); address != "" {
@@ -84,7 +87,7 @@ func serve(t *testing.T) (address, key string) {
 	must(t, err)
 	run, stop := context.WithCancel(context.Background())
 	var running sync.WaitGroup
-	running.Go(func() { _ = boxes.Run(run) }) // ends with its context
+	running.Go(func() { _ = boxes.Run(run) }) // returns when its context ends
 	t.Cleanup(func() { stop(); running.Wait() })
 	ports := proxy.New(proxy.Config{Log: log})
 	t.Cleanup(ports.Close)

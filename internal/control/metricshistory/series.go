@@ -20,8 +20,8 @@ var steps = map[string]time.Duration{"15s": 15 * time.Second, "1m": time.Minute,
 // defaultSpan is how far back a series reaches that is not told.
 const defaultSpan = time.Hour
 
-// Worked tells what a sandbox has taken of its host since its machine started or woke. It is a question.
-func (h *History) Worked(ctx context.Context, p auth.Principal, id api.SandboxID) (api.HostUsage, error) {
+// HostUsage tells what a sandbox has taken of its host since its machine started or woke. It is a question.
+func (h *History) HostUsage(ctx context.Context, p auth.Principal, id api.SandboxID) (api.HostUsage, error) {
 	u, err := h.sandboxes.Usage(ctx, p, id)
 	if err != nil {
 		return api.HostUsage{}, err

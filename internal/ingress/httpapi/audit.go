@@ -10,13 +10,13 @@ import (
 	"github.com/pandastack/pandastack/internal/control/auth"
 )
 
-// Audit remembers calls; *audit.Log does.
+// Audit records calls; *audit.Log does.
 type Audit interface {
 	Record(ctx context.Context, e audit.Entry)
 	List(ctx context.Context, p auth.Principal, q audit.Query) ([]audit.Entry, error)
 }
 
-// recordAudit remembers a call of somebody who was let in and that may have changed something.
+// recordAudit records an authorized call that may have changed something.
 func (s *Server) recordAudit(rq *request, rt route, status int, began time.Time) {
 	if s.deps.Audit == nil || rt.access == public || rq.p.Workspace == "" {
 		return
@@ -42,7 +42,7 @@ func (s *Server) recordAudit(rq *request, rt route, status int, began time.Time)
 	)
 }
 
-// listAudit answers what the workspace's callers did, newest first.
+// listAudit returns what callers of the workspace did, newest first.
 func listAudit(rq *request) (api.AuditList, error) {
 	if rq.s.deps.Audit == nil {
 		return api.AuditList{}, api.Errorf(api.Unsupported, "this server keeps no audit log")
@@ -69,7 +69,8 @@ func listAudit(rq *request) (api.AuditList, error) {
 		out.Entries = append(
 			out.Entries,
 			api.AuditEntry{Time: e.At, Key: e.Principal.KeyPrefix, Action: e.Action, Target: e.Target,
-				Outcome: e.Outcome, Remote: e.Remote, RequestID: api.RequestID(e.Request), TookMS: float64(e.Took.Microseconds()) / 1000},
+				Outcome: e.Outcome, Remote: e.Remote, RequestID: api.RequestID(e.Request),
+				TookMS: float64(e.Took.Microseconds()) / 1000},
 		)
 	}
 	return out, nil

@@ -16,7 +16,7 @@ import (
 	"github.com/pandastack/pandastack/internal/ingress/httpapi/execstream"
 )
 
-// Builds are the verbs of *build.Service.
+// Builds are the methods of *build.Service that this API uses.
 type Builds interface {
 	NewUpload(files bool) (*build.Upload, error)
 	Start(ctx context.Context, p auth.Principal, spec build.Spec, input *build.Upload) (api.Build, error)
@@ -41,7 +41,7 @@ func (rq *request) builds() (Builds, error) {
 	return rq.s.deps.Builds, nil
 }
 
-// onBuild calls a verb on the build of the path.
+// onBuild calls a method for the build in the path.
 func onBuild[T any](rq *request, do func(Builds, api.BuildID) (T, error)) (T, error) {
 	var none T
 	b, err := rq.builds()
@@ -55,7 +55,7 @@ func onBuild[T any](rq *request, do func(Builds, api.BuildID) (T, error)) (T, er
 	return do(b, id)
 }
 
-// uploadSink takes the files of a form into one upload.
+// uploadSink collects the files of a form in one upload.
 type uploadSink struct {
 	builds Builds
 	upload *build.Upload
@@ -98,7 +98,7 @@ func startBuild(rq *request) error {
 	files := &uploadSink{builds: b}
 	defer func() {
 		if files.upload != nil {
-			_ = files.upload.Close() // what cannot be removed now is swept by the next start
+			_ = files.upload.Close() // the next start removes what cannot be removed now
 		}
 	}()
 	req, err := buildform.Read(rq.r, files)
@@ -122,7 +122,7 @@ func startBuild(rq *request) error {
 	return nil
 }
 
-// bakeImage makes a template of a sandbox's disk and waits for it, for as long as the caller does.
+// bakeImage makes a template of a sandbox's disk and waits for it as long as the caller does.
 func bakeImage(rq *request) error {
 	var req api.BakeImageRequest
 	if err := rq.decode(&req); err != nil {
@@ -199,14 +199,14 @@ func buildLogs(rq *request) error {
 		if after, err = strconv.ParseInt(last, 10, 64); err != nil || after < 0 {
 			return api.Errorf(
 				api.Invalid,
-				"Last-Event-ID: %q is not an id of this stream: leave it out to begin anew",
+				"Last-Event-ID: %q is not an id of this stream: leave it out to start over",
 				truncate(last),
 			)
 		}
 	}
 	follow := rq.boolParam("follow")
 	_, err = onBuild(rq, func(b Builds, id api.BuildID) (struct{}, error) {
-		// Whether the build may be seen is asked before the stream begins, so that a no is an HTTP answer.
+		// Access to the build is checked before the stream begins, so that a refusal is an HTTP error.
 		if _, err := b.Get(rq.r.Context(), rq.p, id); err != nil {
 			return struct{}{}, err
 		}
@@ -228,23 +228,11 @@ func buildLogs(rq *request) error {
 		})
 		switch {
 		case err == nil:
-			_ = out.Raw("done", "end") // the client may be gone
+			_ = out.Raw("done", "end") // the client may have disconnected
 		case !errors.Is(err, gone) && rq.r.Context().Err() == nil:
-			_ = out.Event("error", api.AsError(err)) // the client may be gone
+			_ = out.Event("error", api.AsError(err)) // the client may have disconnected
 		}
 		return struct{}{}, nil
 	})
 	return err
-}
-
-func deleteTemplate(rq *request) error {
-	return rq.s.deps.Templates.Delete(rq.r.Context(), rq.p, rq.r.PathValue("template"))
-}
-
-func putTags(rq *request, req api.TagRequest) (api.Template, error) {
-	return rq.s.deps.Templates.Tag(rq.r.Context(), rq.p, rq.r.PathValue("template"), req)
-}
-
-func removeTag(rq *request) error {
-	return rq.s.deps.Templates.Untag(rq.r.Context(), rq.p, rq.r.PathValue("template"), rq.r.PathValue("tag"))
 }

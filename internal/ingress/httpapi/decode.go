@@ -14,14 +14,15 @@ import (
 	"github.com/pandastack/pandastack/api"
 )
 
-// maxBody bounds a JSON body in bytes. Files have no bound of their own.
+// maxBody bounds a JSON body in bytes. Files are not bounded by it.
 const maxBody = 8 << 20
 
 // decode reads a JSON body into v, a pointer to a struct, and validates it. An empty body is {}.
 func (rq *request) decode(v any) error {
 	data, err := io.ReadAll(http.MaxBytesReader(rq.w, rq.r.Body, maxBody))
 	if _, over := errors.AsType[*http.MaxBytesError](err); over {
-		return api.Errorf(api.TooLarge, "the body has more than %d bytes: send large data as a file with PUT fs", maxBody).
+		return api.Errorf(api.TooLarge,
+			"the body has more than %d bytes: send large data as a file with PUT fs", maxBody).
 			With("limit_bytes", maxBody)
 	}
 	if err != nil {
@@ -36,7 +37,7 @@ func (rq *request) decode(v any) error {
 	return nil
 }
 
-// decodeStrict parses JSON into a struct and refuses fields that it does not have.
+// decodeStrict decodes JSON into a struct and refuses fields that the struct does not have.
 func decodeStrict(data []byte, v any) error {
 	trimmed := bytes.TrimSpace(data)
 	if len(trimmed) == 0 || string(trimmed) == "null" {
@@ -62,13 +63,14 @@ func typeError(data []byte, e *json.UnmarshalTypeError) error {
 	if e.Field == "" {
 		return api.Errorf(api.Invalid, "the body is a JSON %s: send an object, {...}", e.Value)
 	}
-	return api.Errorf(api.Invalid, "%s: is a JSON %s: send %s (line %d, column %d)", e.Field, e.Value, jsonKind(e.Type), line, column).
+	return api.Errorf(api.Invalid, "%s: is a JSON %s: send %s (line %d, column %d)",
+		e.Field, e.Value, jsonKind(e.Type), line, column).
 		With("field", e.Field).
 		With("line", line).
 		With("column", column)
 }
 
-// position turns an offset into line and column, both from 1.
+// position returns the line and column of an offset, both counted from 1.
 func position(data []byte, offset int64) (line, column int) {
 	before := data[:min(max(offset-1, 0), int64(len(data)))]
 	line = bytes.Count(before, []byte("\n")) + 1
@@ -96,7 +98,7 @@ func jsonKind(t reflect.Type) string {
 	}
 }
 
-// unknownFields walks a JSON value beside the type it was decoded into.
+// unknownFields returns an error for the first member of data that type t has no field for. at is the path of data.
 func unknownFields(at string, data []byte, t reflect.Type) error {
 	for t.Kind() == reflect.Pointer {
 		t = t.Elem()
@@ -122,7 +124,7 @@ func unknownFields(at string, data []byte, t reflect.Type) error {
 func unknownMembers(at string, data []byte, t reflect.Type) error {
 	var members map[string]json.RawMessage
 	if json.Unmarshal(data, &members) != nil {
-		return nil // a type that reads itself from something else
+		return nil // a type that decodes itself from another JSON type
 	}
 	known := jsonFields(t)
 	for _, name := range slices.Sorted(maps.Keys(members)) {
@@ -138,7 +140,7 @@ func unknownMembers(at string, data []byte, t reflect.Type) error {
 	return nil
 }
 
-// jsonFields lists the JSON names of a struct.
+// jsonFields returns the types of a struct's fields by their JSON names.
 func jsonFields(t reflect.Type) map[string]reflect.Type {
 	known := map[string]reflect.Type{}
 	for i := range t.NumField() {

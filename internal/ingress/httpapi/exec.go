@@ -9,8 +9,7 @@ import (
 	"github.com/pandastack/pandastack/internal/ingress/httpapi/execstream"
 )
 
-// begin opens the sandbox of the path for a command, which gets the sandbox's user and directory where it
-// names none.
+// begin returns the guest for a command, and sets the sandbox's user and directory where the command names none.
 func (rq *request) begin(req *api.ExecRequest) (guestapi.Guest, error) {
 	g, box, err := rq.enter()
 	if err != nil {
@@ -42,7 +41,8 @@ func execStream(rq *request) error {
 		return err
 	}
 	if req.Background {
-		return api.Errorf(api.Invalid, "background: is not possible here: use exec, and follow the process at processes/{pid}/stream").
+		return api.Errorf(api.Invalid, "background: is not possible here: "+
+			"use exec, and follow the process at processes/{pid}/stream").
 			With("field", "background")
 	}
 	g, err := rq.begin(&req)
@@ -80,7 +80,7 @@ func execPTY(rq *request) error { return terminal(rq, execstream.Terminal{}) }
 
 func execSSH(rq *request) error { return terminal(rq, execstream.Terminal{Silent: true}) }
 
-// execShared joins a terminal that others may see too.
+// execShared joins a terminal that other clients may use too.
 func execShared(rq *request) error {
 	name := cmp.Or(rq.r.URL.Query().Get("session"), "shared")
 	if !api.ValidTemplateName(name) {
@@ -90,7 +90,7 @@ func execShared(rq *request) error {
 	return terminal(rq, execstream.Terminal{Shared: name, ReadOnly: rq.boolParam("readonly")})
 }
 
-// terminal starts the program of t before the upgrade, so that what fails is an HTTP answer.
+// terminal starts the program of t before the upgrade, so that a failure is an HTTP error.
 func terminal(rq *request, t execstream.Terminal) error {
 	if err := socketOnly(rq); err != nil {
 		return err
@@ -123,7 +123,7 @@ func terminal(rq *request, t execstream.Terminal) error {
 	}
 	conn, err := execstream.Accept(rq.w, rq.r, "pds-pty")
 	if err != nil {
-		_ = p.Close() // the handshake's error says more
+		_ = p.Close() // the error of the handshake says more
 		return err
 	}
 	t.PTY(rq.r.Context(), g, p, conn)
@@ -146,7 +146,7 @@ func listProcesses(rq *request) ([]api.Process, error) {
 	return out, nil
 }
 
-// process reads the process of the path.
+// process returns the process in the path.
 func (rq *request) process() (guestapi.ProcessRef, error) {
 	pid, err := strconv.ParseUint(rq.r.PathValue("pid"), 10, 32)
 	if err != nil || pid == 0 {

@@ -13,7 +13,7 @@ import (
 	"github.com/pandastack/pandastack/internal/ingress/httpapi/execstream"
 )
 
-// pathAndUser reads the path and user of the query.
+// pathAndUser returns the path and user of the query.
 func (rq *request) pathAndUser() (path, user string, err error) {
 	q := rq.r.URL.Query()
 	path, user = q.Get("path"), q.Get("user")
@@ -23,7 +23,7 @@ func (rq *request) pathAndUser() (path, user string, err error) {
 	return path, user, nil
 }
 
-// file opens the guest and reads the path and user of the query.
+// file returns the guest, and the path and user of the query.
 func (rq *request) file() (g guestapi.Guest, path, user string, err error) {
 	if path, user, err = rq.pathAndUser(); err != nil {
 		return nil, "", "", err
@@ -32,7 +32,7 @@ func (rq *request) file() (g guestapi.Guest, path, user string, err error) {
 	return g, path, user, err
 }
 
-// guestAs opens the guest for the named user, or the sandbox's own.
+// guestAs returns the guest and the named user, or the sandbox's default user.
 func (rq *request) guestAs(user string) (guestapi.Guest, string, error) {
 	if user != "" {
 		g, err := rq.guest()
@@ -83,8 +83,8 @@ func isDirectory(path string) error {
 	return api.Errorf(api.Invalid, "%s: is a directory: list it with fs/dir", path)
 }
 
-// resolve turns a range into offset and length of the file. The size of a symbolic link, or
-// of a file that says it has none, tells nothing: all of it is sent then.
+// resolve converts a range to offset and length. The size of a symbolic link, and of a file that reports no size, is
+// not known: such a file is sent whole.
 func resolve(rq *request, want byterange.Range, info guestapi.FileInfo) (offset, length int64, ranged bool, err error) {
 	if info.Kind != guestapi.KindFile || info.Size == 0 {
 		return 0, -1, false, nil
@@ -110,8 +110,8 @@ func fileHeader(h http.Header, info guestapi.FileInfo) {
 	}
 }
 
-// sendFile streams. Files that the kernel makes up on reading say they have no bytes, so the length is
-// told only if there is one.
+// sendFile streams a file. Files that the kernel generates on reading report no size, so the length is sent only if
+// there is one.
 func sendFile(rq *request, info guestapi.FileInfo, body io.Reader, offset, length int64, ranged bool) error {
 	if info.Kind == guestapi.KindDir {
 		return isDirectory(info.Path)
@@ -126,7 +126,7 @@ func sendFile(rq *request, info guestapi.FileInfo, body io.Reader, offset, lengt
 	known := size > 0 && info.Kind == guestapi.KindFile
 	if known {
 		rq.w.Header().Set("Content-Length", strconv.FormatInt(size, 10))
-		body = io.LimitReader(body, size) // a file that grows meanwhile
+		body = io.LimitReader(body, size) // the file may grow meanwhile
 	}
 	rq.w.WriteHeader(status)
 	n, err := io.CopyBuffer(plainWriter{rq.w}, body, make([]byte, 256<<10))
@@ -134,12 +134,12 @@ func sendFile(rq *request, info guestapi.FileInfo, body io.Reader, offset, lengt
 		err = fmt.Errorf("file ended after %d of %d bytes", n, size)
 	}
 	if err != nil {
-		return fmt.Errorf("send file: %w", err) // net/http cuts the connection, so the client knows
+		return fmt.Errorf("send file: %w", err) // net/http closes the connection, so that the client notices
 	}
 	return nil
 }
 
-// plainWriter hides the writer's other abilities, so that copying uses the buffer it is given.
+// plainWriter hides other methods of a writer, so that io.CopyBuffer uses its buffer.
 type plainWriter struct{ io.Writer }
 
 func writeFile(rq *request) error {
@@ -181,7 +181,7 @@ func statFile(rq *request) (api.FileEntry, error) {
 	return entry(info), execstream.GuestError(err, path)
 }
 
-// maxDepth bounds how deep one listing goes.
+// maxDepth bounds the depth of one listing.
 const maxDepth = 64
 
 func listDir(rq *request) (api.DirListing, error) {

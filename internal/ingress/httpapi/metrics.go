@@ -15,7 +15,7 @@ import (
 // countTimeout bounds how long the store may take to count sandboxes for a scrape.
 const countTimeout = 5 * time.Second
 
-// metrics are the series of this face.
+// metrics are the metrics of this API.
 type metrics struct {
 	requests  *prometheus.CounterVec
 	seconds   *prometheus.HistogramVec
@@ -52,13 +52,13 @@ func newMetrics(reg *prometheus.Registry) (*metrics, error) {
 	return m, nil
 }
 
-// observe counts an answer. Streams count when they end; their time is how long they were open.
+// observe counts a response. Streams count when they end; their duration is how long they were open.
 func (m *metrics) observe(rt route, method string, status int, took time.Duration) {
 	m.requests.WithLabelValues(rt.pattern, boundedMethod(method), strconv.Itoa(status)).Inc()
 	m.seconds.WithLabelValues(rt.pattern).Observe(took.Seconds())
 }
 
-// boundedMethod keeps methods that clients invent from making series.
+// boundedMethod keeps methods that clients invent from creating series.
 func boundedMethod(method string) string {
 	switch method {
 	case "GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS":
@@ -78,7 +78,7 @@ func (m *metrics) created(box api.Sandbox, err error) {
 	m.boots.WithLabelValues(box.BootMode).Observe(float64(box.BootMS) / 1000)
 }
 
-// count puts how many sandboxes there are into the series; it is asked before every scrape.
+// count updates the number of sandboxes. It is called before every scrape.
 func (m *metrics) count(ctx context.Context, boxes Sandboxes) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, countTimeout, errors.New("counting took too long"))
 	defer cancel()

@@ -14,7 +14,7 @@ import (
 	"github.com/pandastack/pandastack/api"
 )
 
-// Spec is the OpenAPI 3.1 document of all routes, as indented JSON.
+// Spec returns the OpenAPI 3.1 document of all routes, as indented JSON.
 func Spec(version string) ([]byte, error) {
 	doc := &huma.OpenAPI{
 		OpenAPI: "3.1.0",
@@ -85,7 +85,8 @@ func operation(reg huma.Registry, rt route, method string) *huma.Operation {
 	}
 	for _, q := range rt.query {
 		op.Parameters = append(op.Parameters, &huma.Param{
-			Name: q.name, In: "query", Description: q.doc, Required: q.name == "path", Schema: &huma.Schema{Type: q.kind},
+			Name: q.name, In: "query", Description: q.doc, Required: q.name == "path",
+			Schema: &huma.Schema{Type: q.kind},
 		})
 	}
 	if rt.access != public {
@@ -135,7 +136,7 @@ func binary(media string) map[string]*huma.MediaType {
 	return map[string]*huma.MediaType{media: {Schema: &huma.Schema{Type: "string", Format: "binary"}}}
 }
 
-// operationID is the method and the path's words, such as post-sandboxes-sandbox-fork.
+// operationID is the method and the words of the path, such as post-sandboxes-sandbox-fork.
 func operationID(rt route, method string) string {
 	words := strings.FieldsFunc(
 		strings.TrimPrefix(rt.pattern, "/v1"),

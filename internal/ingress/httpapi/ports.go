@@ -1,7 +1,6 @@
 package httpapi
 
 import (
-	"context"
 	"errors"
 	"net/http"
 	"net/url"
@@ -47,7 +46,7 @@ func declarePort(rq *request, req api.PortRequest) (api.Port, error) {
 	return p, nil
 }
 
-// port reads the port of the path.
+// port returns the port in the path.
 func (rq *request) port() (uint16, error) {
 	text := rq.r.PathValue("port")
 	n, err := strconv.Atoi(text)
@@ -69,8 +68,9 @@ func removePort(rq *request) error {
 	return rq.s.deps.Sandboxes.RemovePort(rq.r.Context(), rq.p, id, int(port))
 }
 
-// splitForwardPath finds the routes that forward to programs. They are told apart before the multiplexer, which
-// would redirect paths such as //x that a program may well mean.
+// splitForwardPath returns the route of a path that forwards to programs, its values, and the rest of the path.
+//
+// These routes are found before the multiplexer, which would redirect paths such as //x that a program may mean.
 func splitForwardPath(escaped string) (pattern string, values map[string]string, rest string) {
 	if after, ok := strings.CutPrefix(escaped, "/v1/p/"); ok {
 		token, rest, _ := strings.Cut(after, "/")
@@ -88,7 +88,7 @@ func splitForwardPath(escaped string) (pattern string, values map[string]string,
 	return proxyPattern, map[string]string{"sandbox": id, "port": port}, "/" + rest
 }
 
-// serveForwarded answers a request that is to be forwarded to a program, and tells whether it was one.
+// serveForwarded serves a request that is forwarded to a program, and reports whether it is one.
 func (s *Server) serveForwarded(w http.ResponseWriter, r *http.Request) bool {
 	pattern, values, _ := splitForwardPath(r.URL.EscapedPath())
 	if pattern == "" {
@@ -114,8 +114,8 @@ func proxyPort(rq *request) error {
 	return forward(rq, rq.p, id, port)
 }
 
-// forward opens the sandbox, waking it if need be, and passes the request on with the path below the
-// route's own and without the caller's key.
+// forward forwards a request to a port of a sandbox, and wakes the sandbox if needed. The program gets the path below
+// the route's own, without the caller's key.
 func forward(rq *request, p auth.Principal, id api.SandboxID, port uint16) error {
 	if rq.s.deps.Proxy == nil {
 		return api.Errorf(api.Unsupported, "this server forwards to no ports")
@@ -145,7 +145,7 @@ func forward(rq *request, p auth.Principal, id api.SandboxID, port uint16) error
 	return nil
 }
 
-// withoutKey takes the key out of a query and leaves all else as it is, order included.
+// withoutKey removes the key from a query and keeps the rest, order included.
 func withoutKey(query string) string {
 	if !strings.Contains(query, "access_token=") {
 		return query
@@ -212,25 +212,4 @@ func openPreview(key []byte, token string) (proxy.Preview, error) {
 		return v, api.Errorf(api.Unauthenticated, "this preview address does not hold: make a new one")
 	}
 	return v, nil
-}
-
-func capacity(rq *request) (api.Capacity, error) {
-	return rq.s.deps.Sandboxes.Capacity(rq.r.Context())
-}
-
-func health(rq *request) (api.Health, error) {
-	return api.Health{Status: "ok", Version: rq.s.cfg.Version}, nil
-}
-
-// readyTimeout bounds how long the host may take to answer for the server to be called ready.
-const readyTimeout = 5 * time.Second
-
-func ready(rq *request) (api.Health, error) {
-	ctx, cancel := context.WithTimeoutCause(rq.r.Context(), readyTimeout, context.DeadlineExceeded)
-	defer cancel()
-	if _, err := rq.s.deps.Sandboxes.Capacity(ctx); err != nil {
-		return api.Health{}, api.Wrap(api.Unavailable, err, "the host does not answer").
-			With("checks", map[string]string{"host": "does not answer"})
-	}
-	return api.Health{Status: "ok", Checks: map[string]string{"host": "ok"}, Version: rq.s.cfg.Version}, nil
 }

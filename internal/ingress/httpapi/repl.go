@@ -14,7 +14,7 @@ import (
 	"github.com/pandastack/pandastack/internal/ingress/repl"
 )
 
-// maxResults bounds what one cell gives back besides its output.
+// maxResults bounds the results of one cell, besides its output.
 const maxResults = 256
 
 func replLanguages(*request) (api.ReplLanguages, error) {
@@ -35,7 +35,7 @@ func replSession(id api.SandboxID, c repl.Context) api.ReplSession {
 	}
 }
 
-// inGuest calls do with the sandbox of the path and its inside.
+// inGuest calls do with the sandbox in the path and its guest.
 func inGuest[T any](rq *request, do func(context.Context, api.Sandbox, guestapi.Guest) (T, error)) (T, error) {
 	g, box, err := rq.enter()
 	if err != nil {
@@ -106,7 +106,7 @@ func runInSession(rq *request, cell api.ReplCell) (api.ReplResult, error) {
 	})
 }
 
-// closeTimeout bounds the end of a context that only one cell needed.
+// closeTimeout bounds the end of a context that only one cell used.
 const closeTimeout = 10 * time.Second
 
 func runOnce(rq *request, req api.ReplOnce) (api.ReplResult, error) {
@@ -126,15 +126,15 @@ func runOnce(rq *request, req api.ReplOnce) (api.ReplResult, error) {
 				errors.New("closing took too long"),
 			)
 			defer cancel()
-			_ = repl.Close(end, g, c) // the cell's own result is the answer
+			_ = repl.Close(end, g, c) // the result of the cell is the response
 		}()
 		return rq.runCell(ctx, box.ID, g, c, req.ReplCell, "cell")
 	})
 }
 
-// runCell runs code and collects what it does. A cell that is out of time is the error timeout with its
-// output; its context lives on.
-// subject names the context in errors.
+// runCell runs code and collects its output. subject names the context in errors.
+//
+// The error of a cell that ran out of time is timeout, with its output; its context stays.
 func (rq *request) runCell(
 	ctx context.Context,
 	id api.SandboxID,
@@ -170,13 +170,13 @@ func (rq *request) runCell(
 	res.ExitCode, res.Exit = end.Code, end.Code
 	if end.Interrupted {
 		seconds := strconv.FormatFloat(float64(cell.TimeoutMS)/1000, 'f', -1, 64)
-		return res, api.Errorf(api.Timeout, "cell timeout after %ss; the context lives on", seconds).
+		return res, api.Errorf(api.Timeout, "cell timeout after %ss; the context stays", seconds).
 			With("stdout", res.Stdout).With("stderr", res.Stderr).With("duration_ms", res.DurationMS)
 	}
 	return res, nil
 }
 
-// appendOutput adds text up to the bound that outputs of commands have.
+// appendOutput appends text up to the limit that the output of commands has too.
 func appendOutput(b *strings.Builder, text string) {
 	if room := api.MaxOutput - b.Len(); len(text) > room {
 		text = strings.ToValidUTF8(text[:room], "")
@@ -184,7 +184,7 @@ func appendOutput(b *strings.Builder, text string) {
 	b.WriteString(text)
 }
 
-// textBundle makes text of every form: what is not text already is JSON.
+// textBundle converts every form of a result to text: what is not text is encoded as JSON.
 func textBundle(data map[string]any) map[string]string {
 	out := make(map[string]string, len(data))
 	for media, v := range data {

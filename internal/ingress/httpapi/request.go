@@ -12,7 +12,7 @@ import (
 	"github.com/pandastack/pandastack/internal/control/auth"
 )
 
-// request is one call of a route, let in.
+// request is one authorized call of a route.
 type request struct {
 	s *Server
 	w http.ResponseWriter
@@ -25,12 +25,12 @@ func (rq *request) id() api.RequestID {
 	return id
 }
 
-// sandbox reads the sandbox's id of the path.
+// sandbox returns the sandbox's id in the path.
 func (rq *request) sandbox() (api.SandboxID, error) {
 	return api.ParseSandboxID(rq.r.PathValue("sandbox"))
 }
 
-// guest opens the sandbox of the path; a hibernated one is woken by it.
+// guest returns the guest of the sandbox in the path, and wakes the sandbox if it is hibernated.
 func (rq *request) guest() (guestapi.Guest, error) {
 	id, err := rq.sandbox()
 	if err != nil {
@@ -39,7 +39,7 @@ func (rq *request) guest() (guestapi.Guest, error) {
 	return rq.s.deps.Sandboxes.Guest(rq.r.Context(), rq.p, id)
 }
 
-// enter is guest, and the sandbox's own defaults beside it.
+// enter is guest that also returns the sandbox, which has the defaults of commands.
 func (rq *request) enter() (guestapi.Guest, api.Sandbox, error) {
 	id, err := rq.sandbox()
 	if err != nil {
@@ -48,7 +48,7 @@ func (rq *request) enter() (guestapi.Guest, api.Sandbox, error) {
 	return rq.s.deps.Sandboxes.GuestAndSandbox(rq.r.Context(), rq.p, id)
 }
 
-// intParam reads a whole number of the query, or fallback.
+// intParam returns a whole number of the query, or fallback if there is none.
 func (rq *request) intParam(name string, low, high, fallback int64) (int64, error) {
 	text := rq.r.URL.Query().Get(name)
 	if text == "" {
@@ -62,7 +62,7 @@ func (rq *request) intParam(name string, low, high, fallback int64) (int64, erro
 	return n, nil
 }
 
-// boolParam reads a yes or no of the query: 1 and true are yes.
+// boolParam reports whether a parameter of the query is 1 or true.
 func (rq *request) boolParam(name string) bool {
 	v := rq.r.URL.Query().Get(name)
 	return v == "1" || v == "true"
@@ -93,14 +93,14 @@ func (s *Server) authorize(rq *request, rt route) error {
 		return err
 	}
 	if rt.access == admin && !p.Admin {
-		return api.Errorf(api.Forbidden, "this needs an admin's key; the key %s is not one", p.KeyPrefix)
+		return api.Errorf(api.Forbidden, "this needs an admin's key, and the key %s is none", p.KeyPrefix)
 	}
 	rq.p = p
 	return nil
 }
 
-// bearer finds the key of a request: in its header, or, for browsers' WebSocket and EventSource, which
-// can send none, in the query as access_token or in the subprotocol bearer.<key>.
+// bearer returns the key of a request. It is in the header or, for WebSocket and EventSource of browsers, which cannot
+// set headers, in the query as access_token or in the subprotocol bearer.<key>.
 func bearer(r *http.Request) string {
 	if scheme, token, ok := strings.Cut(r.Header.Get("Authorization"), " "); ok && strings.EqualFold(scheme, "Bearer") {
 		return strings.TrimSpace(token)
@@ -118,14 +118,14 @@ func bearer(r *http.Request) string {
 	return r.URL.Query().Get("access_token")
 }
 
-// takesQueryKey tells whether a request is one that a browser makes without headers of the page's own.
-// All others must not carry keys in addresses, which end up in logs.
+// takesQueryKey reports whether a browser makes this kind of request without headers of the page's own. No other
+// request may carry a key in its URL, since URLs end up in logs.
 func takesQueryKey(r *http.Request) bool {
 	return r.Method == http.MethodGet && (strings.EqualFold(r.Header.Get("Upgrade"), "websocket") ||
 		strings.Contains(r.Header.Get("Accept"), "text/event-stream"))
 }
 
-// writeError sends an error as the answer. What is our fault goes to the log with the request's id.
+// writeError sends an error. Faults of the server are logged with the request's id.
 func (s *Server) writeError(w http.ResponseWriter, r *http.Request, err error) {
 	e := *api.AsError(err)
 	e.RequestID, _ = r.Context().Value(requestKey{}).(api.RequestID)
@@ -151,17 +151,17 @@ func writeJSON(w http.ResponseWriter, status int, v any) {
 	b, err := json.Marshal(v)
 	if err != nil {
 		status, b = http.StatusInternalServerError, []byte(
-			`{"error":"the answer could not be encoded","code":"internal","retryable":false}`,
+			`{"error":"the response could not be encoded","code":"internal","retryable":false}`,
 		)
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Cache-Control", "no-store")
 	w.Header().Set("Content-Length", strconv.Itoa(len(b)+1))
 	w.WriteHeader(status)
-	_, _ = w.Write(append(b, '\n')) // a client that is gone needs no answer
+	_, _ = w.Write(append(b, '\n')) // the client may have closed the connection
 }
 
-// baseURL is the address clients reach this server at, without a trailing slash.
+// baseURL returns the address at which clients reach this server, without a trailing slash.
 func (rq *request) baseURL() string {
 	if rq.s.cfg.PublicURL != "" {
 		return strings.TrimRight(rq.s.cfg.PublicURL, "/")

@@ -12,7 +12,7 @@ import (
 	"github.com/pandastack/pandastack/internal/control/auth"
 )
 
-// Bounds of a list. Clients that know no pages get everything, up to listMost.
+// Limits of a list. Clients without support for pages get everything, up to maxList.
 const (
 	maxPage = 1000
 	maxList = 10_000
@@ -20,7 +20,7 @@ const (
 
 func createSandbox(rq *request, req api.CreateRequest) (api.Sandbox, error) {
 	req.IdempotencyKey = rq.r.Header.Get("Idempotency-Key")
-	// The header came after the body was validated.
+	// The header is set after the body was validated.
 	if err := req.Validate(); err != nil {
 		return api.Sandbox{}, err
 	}
@@ -38,8 +38,8 @@ func createSandbox(rq *request, req api.CreateRequest) (api.Sandbox, error) {
 	return box, err
 }
 
-// Bounds of how long a create may take. The published SDKs give up after 30 seconds and show their user
-// a lost connection, so the answer comes before that; who wants to wait longer says so.
+// Limits of how long a create may take. The published SDKs give up after 30 seconds and report a lost connection, so
+// the response comes before that. Clients that wait longer say so.
 const (
 	defaultWait = 25 * time.Second
 	maxWait     = time.Hour
@@ -59,18 +59,20 @@ func waitLimit(prefer string) time.Duration {
 	return defaultWait
 }
 
-// notReady says why a create did not end in time. A template that was not baked yet goes on baking.
+// notReady returns why a create did not finish in time. A template that is not baked yet keeps baking.
 func (rq *request) notReady(name string, limit time.Duration, cause error) error {
 	list, err := rq.s.deps.Templates.List(rq.r.Context(), rq.p)
 	if err != nil {
 		return err
 	}
 	if t, err := rq.s.deps.Templates.Get(rq.r.Context(), rq.p, name); err == nil && name != "" {
-		list = []api.Template{t} // by the name it was found under, which may be another one
+		list = []api.Template{t} // by the name that it was found under, which may be another one
 	}
 	for _, t := range list {
 		if t.Bake != nil && t.Bake.State == "running" {
-			return api.Wrap(api.Unavailable, cause, fmt.Sprintf("template %s is being baked, which is done once (%s, %d %%): ask again; GET /v1/templates/%s shows how it goes",
+			return api.Wrap(api.Unavailable, cause, fmt.Sprintf(
+				"template %s is being baked, which is done once (%s, %d %%): retry; "+
+					"GET /v1/templates/%s returns the progress",
 				t.Name, t.Bake.Step, t.Bake.Percent, t.Name)).
 				With("bake", t.Bake)
 		}
@@ -79,7 +81,7 @@ func (rq *request) notReady(name string, limit time.Duration, cause error) error
 		api.Unavailable,
 		cause,
 		fmt.Sprintf(
-			"the sandbox was not ready after %s: ask again, or wait longer with the header Prefer: wait=seconds",
+			"the sandbox was not ready after %s: retry, or wait longer with the header Prefer: wait=seconds",
 			limit,
 		),
 	)
@@ -96,7 +98,8 @@ func listSandboxes(rq *request) ([]api.Sandbox, error) {
 			for _, v := range values {
 				for st := range strings.SplitSeq(v, ",") {
 					if !api.Status(st).Valid() {
-						return nil, api.Errorf(api.Invalid, "%s: %q is no state: use one of %v", key, truncate(st), api.Statuses()).
+						return nil, api.Errorf(api.Invalid,
+							"%s: %q is no state: use one of %v", key, truncate(st), api.Statuses()).
 							With("field", key)
 					}
 					f.Statuses = append(f.Statuses, api.Status(st))
@@ -114,15 +117,16 @@ func listSandboxes(rq *request) ([]api.Sandbox, error) {
 	return rq.allSandboxes(f)
 }
 
-// allSandboxes gives the page of a filter that asks for one, else all of them.
+// allSandboxes returns the page of a filter that asks for one, else all sandboxes.
 func (rq *request) allSandboxes(f api.SandboxFilter) ([]api.Sandbox, error) {
-	return collectPages(rq, &f.Limit, &f.Cursor, func(ctx context.Context, p auth.Principal) ([]api.Sandbox, string, error) {
+	list := func(ctx context.Context, p auth.Principal) ([]api.Sandbox, string, error) {
 		page, err := rq.s.deps.Sandboxes.List(ctx, p, f)
 		return page.Sandboxes, page.Next, err
-	})
+	}
+	return collectPages(rq, &f.Limit, &f.Cursor, list)
 }
 
-// orderParams reads order and since of the query.
+// orderParams reads order and since from the query.
 func orderParams(rq *request, f *api.SandboxFilter) (err error) {
 	q := rq.r.URL.Query()
 	switch order := q.Get("order"); order {
@@ -141,15 +145,15 @@ func orderParams(rq *request, f *api.SandboxFilter) (err error) {
 	return nil
 }
 
-// pageParams reads limit and cursor of the query.
+// pageParams reads limit and cursor from the query.
 func pageParams(rq *request, limit *int, cursor *string) error {
 	n, err := rq.intParam("limit", 1, maxPage, 0)
 	*limit, *cursor = int(n), rq.r.URL.Query().Get("cursor")
 	return err
 }
 
-// collectPages gives one page if the client asked for one, else all pages; limit and cursor are those that
-// next looks at. The cursor of what remains goes into a header, because lists are bare arrays.
+// collectPages returns one page if the client asked for one, else all pages. limit and cursor are those that next
+// reads. The cursor of the rest goes into a header, because lists are bare arrays.
 func collectPages[T any](
 	rq *request,
 	limit *int,
@@ -181,7 +185,7 @@ func getSandbox(rq *request) (api.Sandbox, error) {
 	return onSandbox(rq, rq.s.deps.Sandboxes.Get)
 }
 
-// onSandbox calls a verb on the sandbox of the path.
+// onSandbox calls a method for the sandbox in the path.
 func onSandbox[T any](rq *request, verb func(context.Context, auth.Principal, api.SandboxID) (T, error)) (T, error) {
 	id, err := rq.sandbox()
 	if err != nil {
@@ -191,7 +195,7 @@ func onSandbox[T any](rq *request, verb func(context.Context, auth.Principal, ap
 	return verb(rq.r.Context(), rq.p, id)
 }
 
-// onSandboxWith calls a verb with a request on the sandbox of the path.
+// onSandboxWith calls a method that takes a request for the sandbox in the path.
 func onSandboxWith[In, Out any](
 	rq *request,
 	in In,
@@ -258,10 +262,6 @@ func promote(rq *request, req api.PromoteRequest) (api.Promotion, error) {
 	return onSandboxWith(rq, req, rq.s.deps.Sandboxes.Promote)
 }
 
-func usage(rq *request) (api.Usage, error) {
-	return onSandbox(rq, rq.s.deps.Sandboxes.Usage)
-}
-
 func takeSnapshot(rq *request, req api.SnapshotRequest) (api.Snapshot, error) {
 	return onSandboxWith(rq, req, rq.s.deps.Sandboxes.TakeSnapshot)
 }
@@ -274,7 +274,7 @@ func listSnapshots(rq *request) ([]api.Snapshot, error) {
 	return rq.allSnapshots(f)
 }
 
-// allSnapshots gives the page of a filter that asks for one, else all of them.
+// allSnapshots returns the page of a filter that asks for one, else all snapshots.
 func (rq *request) allSnapshots(f api.SnapshotFilter) ([]api.Snapshot, error) {
 	return collectPages(
 		rq,

@@ -21,12 +21,12 @@ import (
 	"github.com/pandastack/pandastack/internal/ingress/repl"
 )
 
-// Config is what the assembly decides.
+// Config is the configuration that the assembly passes.
 type Config struct {
 	Version   string // of the program
 	Commit    string
-	PublicURL string // "https://api.example.com"; "": as the request addressed us
-	// PreviewKey signs preview addresses; at least 32 bytes, kept over restarts. Empty: none are made.
+	PublicURL string // "https://api.example.com"; "": derived from each request
+	// PreviewKey signs preview addresses. It has at least 32 bytes and survives restarts. Empty: there are no previews.
 	PreviewKey []byte
 }
 
@@ -37,14 +37,14 @@ type Deps struct {
 	Builds       Builds // nil: templates cannot be built
 	Keys         Keys
 	Proxy        Forwarder            // forwards to ports; nil: the port proxy is unsupported
-	Cells        *repl.Runner         // runs cells of code; may be shared with other faces; nil: one of its own
-	Metrics      *prometheus.Registry // shown at /metrics; nil: one of its own
-	UsageHistory UsageHistory         // what was measured of sandboxes; nil: that is unsupported
-	Audit        Audit                // remembers calls that change something; nil: nothing is remembered
+	Cells        *repl.Runner         // runs cells of code and may be shared with other APIs; nil: one of its own
+	Metrics      *prometheus.Registry // served at /metrics; nil: one of its own
+	UsageHistory UsageHistory         // measurements of sandboxes; nil: unsupported
+	Audit        Audit                // records calls that change something; nil: nothing is recorded
 	Log          *slog.Logger
 }
 
-// Sandboxes are the verbs of *sandbox.Service that this face shows.
+// Sandboxes are the methods of *sandbox.Service that this API uses.
 type Sandboxes interface {
 	sandboxVerbs
 	snapshotVerbs
@@ -109,7 +109,7 @@ type observeVerbs interface {
 	Counts(ctx context.Context) (map[api.Status]int, error)
 }
 
-// Templates are the verbs of *template.Service.
+// Templates are the methods of *template.Service that this API uses.
 type Templates interface {
 	List(ctx context.Context, p auth.Principal) ([]api.Template, error)
 	Get(ctx context.Context, p auth.Principal, name string) (api.Template, error)
@@ -119,7 +119,7 @@ type Templates interface {
 	Untag(ctx context.Context, p auth.Principal, name, tag string) error
 }
 
-// Keys are the verbs of *auth.Keys.
+// Keys are the methods of *auth.Keys that this API uses.
 type Keys interface {
 	Authenticate(ctx context.Context, token string) (auth.Principal, error)
 	Create(ctx context.Context, p auth.Principal, req auth.KeyRequest) (auth.Key, string, error)
@@ -127,18 +127,18 @@ type Keys interface {
 	Revoke(ctx context.Context, p auth.Principal, prefix string) error
 }
 
-// UsageHistory tells what sandboxes took over time; *metricshistory.History does.
+// UsageHistory returns what sandboxes used over time; *metricshistory.History does.
 type UsageHistory interface {
-	Worked(ctx context.Context, p auth.Principal, id api.SandboxID) (api.HostUsage, error)
+	HostUsage(ctx context.Context, p auth.Principal, id api.SandboxID) (api.HostUsage, error)
 	Series(ctx context.Context, p auth.Principal, id api.SandboxID, q url.Values) (api.Series, error)
 }
 
-// Forwarder passes a request to a port of a sandbox; *proxy.Edge is one.
+// Forwarder forwards a request to a port of a sandbox; *proxy.Proxy does.
 type Forwarder interface {
 	Forward(w http.ResponseWriter, r *http.Request, rt proxy.Route)
 }
 
-// Server answers /v1. Make one with New.
+// Server serves /v1. Make one with New.
 type Server struct {
 	cfg  Config
 	deps Deps
@@ -150,7 +150,7 @@ type Server struct {
 	boots *bootstats.Recorder
 }
 
-// New makes a server; it starts nothing. A missing component or a route that is told twice is an error.
+// New returns a server. It starts nothing. A missing component or a duplicate route is an error.
 func New(cfg Config, deps Deps) (*Server, error) {
 	if deps.Sandboxes == nil || deps.Templates == nil || deps.Keys == nil || deps.Log == nil {
 		return nil, errors.New("httpapi: sandboxes, templates, keys and a log are required")
@@ -188,7 +188,7 @@ func New(cfg Config, deps Deps) (*Server, error) {
 	return s, nil
 }
 
-// ServeHTTP gives the request an id, answers browsers that ask beforehand, and passes on to the route.
+// ServeHTTP gives the request an id, handles CORS preflights, and calls the route.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	id := requestID(r)
 	h := w.Header()
@@ -216,7 +216,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 type requestKey struct{}
 
-// requestID takes over the client's id if it is a decent one.
+// requestID returns the client's request id if it is well-formed, else a new one.
 func requestID(r *http.Request) api.RequestID {
 	s := r.Header.Get("X-Request-Id")
 	if s == "" || len(s) > 64 {
@@ -237,7 +237,7 @@ func allowHeaders(r *http.Request) string {
 	return "Authorization, Content-Type, Idempotency-Key, Last-Event-ID, Range, X-Request-Id"
 }
 
-// cleanPath is what the multiplexer would redirect to; this server answers not_found instead.
+// cleanPath returns the path that the multiplexer would redirect to. This server returns not_found instead.
 func cleanPath(p string) string {
 	c := path.Clean("/" + p)
 	if strings.HasSuffix(p, "/") && c != "/" {
@@ -246,7 +246,7 @@ func cleanPath(p string) string {
 	return c
 }
 
-// noRoute answers paths that no route has, and methods that a path has not.
+// noRoute sends the error for an unknown path, or for a method that the path does not have.
 func (s *Server) noRoute(w http.ResponseWriter, r *http.Request, handler http.Handler) {
 	probe := &discardWriter{h: http.Header{}}
 	if r.URL.Path == cleanPath(r.URL.Path) {
@@ -271,7 +271,7 @@ func (p *discardWriter) Header() http.Header         { return p.h }
 func (p *discardWriter) WriteHeader(status int)      { p.status = status }
 func (p *discardWriter) Write(b []byte) (int, error) { return len(b), nil }
 
-// serve wraps a route's handler: access, answer of errors, panics, metrics and the log.
+// serve wraps a route's handler with access, errors, panics, metrics and the audit log.
 func (s *Server) serve(rt route) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		began := time.Now()
@@ -314,16 +314,17 @@ func (s *Server) serve(rt route) http.Handler {
 	})
 }
 
-// finishWithError sends an error unless an answer has begun already.
+// finishWithError sends an error unless the response has begun.
 func (s *Server) finishWithError(w *statusWriter, r *http.Request, err error) {
 	if w.status != 0 {
-		s.deps.Log.WarnContext(r.Context(), "answer broke off", "err", err, "request", r.Context().Value(requestKey{}))
+		id := r.Context().Value(requestKey{})
+		s.deps.Log.WarnContext(r.Context(), "response broke off", "err", err, "request", id)
 		return
 	}
 	s.writeError(w, r, err)
 }
 
-// statusWriter remembers whether and with what an answer began.
+// statusWriter remembers whether a response has begun, and its status.
 type statusWriter struct {
 	http.ResponseWriter
 	status int
@@ -343,7 +344,7 @@ func (w *statusWriter) Write(b []byte) (int, error) {
 	return w.ResponseWriter.Write(b)
 }
 
-// Unwrap lets http.ResponseController find the writer's other abilities.
+// Unwrap lets http.ResponseController find other methods of the wrapped writer.
 func (w *statusWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
 func (w *statusWriter) code() int {

@@ -40,7 +40,7 @@ func routes() []route {
 	return all
 }
 
-// Parameters of lists that have pages.
+// pageParamDocs returns the parameters of lists that have pages.
 func pageParamDocs() []param {
 	return []param{
 		{"limit", "integer", "At most so many, 1 to 1000; all if absent."},
@@ -79,7 +79,8 @@ func sandboxRoutes() []route {
 
 func forkRoutes() []route {
 	return tagged("sandboxes",
-		post(one+"/fork", "Fork a running sandbox, memory and disk; the parent keeps running", jsonInOut(201, forkSandbox),
+		post(one+"/fork", "Fork a running sandbox, memory and disk; the parent keeps running",
+			jsonInOut(201, forkSandbox),
 			param{"warm", "string", "Accepted from old clients; a fork is always live."}),
 		post(one+"/fork-tree", "Fork several children of the same moment", jsonInOut(201, forkTree)),
 		post(one+"/promote", "Make a child the winner of its tree", jsonInOut(200, promote)),
@@ -209,7 +210,8 @@ func buildRoutes() []route {
 		in: reflect.TypeFor[api.BuildRequest](), out: reflect.TypeFor[api.Build](), status: 202, handle: startBuild,
 	}
 	bake := endpoint{
-		in: reflect.TypeFor[api.BakeImageRequest](), out: reflect.TypeFor[api.BakedImage](), status: 201, handle: bakeImage,
+		in: reflect.TypeFor[api.BakeImageRequest](), out: reflect.TypeFor[api.BakedImage](), status: 201,
+		handle: bakeImage,
 	}
 	return tagged("templates",
 		post("/v1/templates/build", "Build a template; also a multipart form with the files of a context, or rootfs",
@@ -232,7 +234,8 @@ func buildRoutes() []route {
 func keyRoutes() []route {
 	return tagged("keys",
 		get("/v1/me", "Get who the key is", jsonOut(200, me)),
-		post("/v1/me/current-org", "Choose a workspace to act for; a key acts for its own alone", jsonInOut(200, chooseOrg)),
+		post("/v1/me/current-org", "Choose a workspace to act for; a key acts for its own alone",
+			jsonInOut(200, chooseOrg)),
 		get("/v1/orgs", "List the workspaces of the key, which is one", jsonOut(200, listOrgs)),
 		get("/v1/orgs/{org}", "Get a workspace of the key", jsonOut(200, getOrg)),
 		withAccess(admin, get("/v1/me/tokens", "List keys", jsonOut(200, listTokens))),

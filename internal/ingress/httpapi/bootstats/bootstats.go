@@ -1,7 +1,7 @@
-// Package bootstats remembers how long machines of sandboxes took to start, by the way of starting.
+// Package bootstats keeps recent start times of machines, by the way of starting.
 //
-// It knows no sandboxes and writes nothing down: a restart begins anew. It keeps a bounded number of times of a
-// bounded number of ways. All methods may be called at once.
+// It knows no sandboxes and stores nothing: counting starts over after a restart. It keeps a bounded number of times
+// for a bounded number of ways. All methods may be called at once.
 package bootstats
 
 import (
@@ -13,13 +13,13 @@ import (
 	"github.com/pandastack/pandastack/api"
 )
 
-// Bounds of a book.
+// Limits of a Recorder.
 const (
 	kept  = 1000 // times of one way
 	modes = 16
 )
 
-// Recorder is what is remembered. Make one with New.
+// Recorder keeps start times. Make one with New.
 type Recorder struct {
 	since time.Time
 
@@ -27,19 +27,19 @@ type Recorder struct {
 	ways map[string]*way // guarded by mu
 }
 
-// way is what is known of one way of starting.
+// way is the start times of one way of starting.
 type way struct {
 	count int64
 	last  float64
-	times []float64 // milliseconds, a ring once it is full
+	times []float64 // milliseconds; a ring once it is full
 }
 
-// New begins a book at a time.
+// New returns a recorder that counts from since.
 func New(since time.Time) *Recorder {
 	return &Recorder{since: since, ways: map[string]*way{}}
 }
 
-// Record adds a start that took so many milliseconds. One in a way without a name is left out.
+// Record adds a start that took ms milliseconds. A start without a mode is ignored.
 func (b *Recorder) Record(mode string, ms float64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -59,7 +59,7 @@ func (b *Recorder) Record(mode string, ms float64) {
 	w.count, w.last = w.count+1, ms
 }
 
-// Stats tells of all ways that were seen, by their names.
+// Stats returns the statistics of all ways, sorted by name.
 func (b *Recorder) Stats() api.BootStats {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -67,13 +67,14 @@ func (b *Recorder) Stats() api.BootStats {
 	for mode, w := range b.ways {
 		sorted := slices.Sorted(slices.Values(w.times))
 		out.Boots = append(out.Boots, api.BootMode{BootMode: mode, Count: w.count, LastMS: w.last,
-			P50MS: percentile(sorted, 50), P95MS: percentile(sorted, 95), P99MS: percentile(sorted, 99), MaxMS: percentile(sorted, 100)})
+			P50MS: percentile(sorted, 50), P95MS: percentile(sorted, 95), P99MS: percentile(sorted, 99),
+			MaxMS: percentile(sorted, 100)})
 	}
 	slices.SortFunc(out.Boots, func(a, b api.BootMode) int { return strings.Compare(a.BootMode, b.BootMode) })
 	return out
 }
 
-// percentile gives the nearest-rank percentile of times in order, of which there is one at least.
+// percentile returns the nearest-rank percentile of sorted times, of which there is at least one.
 func percentile(sorted []float64, percent int) float64 {
 	return sorted[(len(sorted)*percent+99)/100-1]
 }

@@ -1,6 +1,8 @@
-// Package buildform reads the request of a build of a template: a multipart form with fields and files, a form in
-// the address, or JSON. It owns the names of the fields as published clients send them. Files are streamed to
-// where the caller says, in the order they come; the package keeps nothing. All functions may be called at once.
+// Package buildform reads the request of a template build: a multipart form with fields and files, a URL-encoded form,
+// or JSON.
+//
+// It owns the names of the fields as published clients send them. Files are streamed to the caller's Sink in the order
+// of the form; the package stores nothing. All functions may be called at once.
 package buildform
 
 import (
@@ -16,27 +18,27 @@ import (
 	"github.com/pandastack/pandastack/api"
 )
 
-// Bounds of a form.
+// Limits of a form.
 const (
 	maxField  = 1 << 20 // bytes of a field
 	maxFields = 1000
 )
 
-// Sink takes the files of a form.
+// Sink receives the files of a form.
 type Sink interface {
-	// AddFile takes a file of a context, by its path in it.
+	// AddFile receives a file of a context, by its path in the context.
 	AddFile(name string, r io.Reader) error
-	// Archive takes a whole stream: a root file system, or a context as one tar.
+	// Archive receives a whole stream: a root file system, or a context as one tar.
 	Archive(r io.Reader) error
 }
 
-// Build is what a form asks for.
+// Build is the content of a form.
 type Build struct {
 	api.BuildRequest
-	Rootfs bool // its archive is a root file system
+	Rootfs bool // the archive is a root file system
 }
 
-// Read reads the request of a build. Errors are *api.Error.
+// Read reads the request of a build. Its errors are *api.Error.
 func Read(r *http.Request, files Sink) (Build, error) {
 	kind, _, err := mime.ParseMediaType(r.Header.Get("Content-Type"))
 	if err != nil {
@@ -140,8 +142,8 @@ func readMultipart(r *http.Request, files Sink, b *Build) error {
 	}
 }
 
-// readFile takes one file. A root file system and a context as one tar have names of their own; any other name is
-// a path in the context.
+// readFile passes one file to the sink. A root file system and a context as one tar have their own names; any other
+// name is a path in the context.
 func (b *Build) readFile(part *multipart.Part, files Sink) error {
 	switch name := part.FormName(); {
 	case name == "rootfs" && b.Dockerfile == "":
@@ -154,7 +156,7 @@ func (b *Build) readFile(part *multipart.Part, files Sink) error {
 	}
 }
 
-// setField reads one field.
+// setField sets one field.
 func (b *Build) setField(name, value string) error {
 	switch name {
 	case "name":
@@ -218,7 +220,7 @@ func (b *Build) setRegistry(name, value string) {
 	}
 }
 
-// setNumber reads a field that is a number, or yes or no.
+// setNumber sets a field that is a number or a boolean.
 func (b *Build) setNumber(name, value string) error {
 	if field, ok := strings.CutPrefix(name, "limits."); ok {
 		return b.setLimit(field, name, value)
@@ -245,13 +247,18 @@ func (b *Build) setNumber(name, value string) error {
 	return nil
 }
 
-// setLimit reads a field that is a limit of the template's sandboxes.
+// setLimit sets a limit of the template's sandboxes.
 func (b *Build) setLimit(field, name, value string) error {
 	if b.Limits == nil {
 		b.Limits = &api.Limits{}
 	}
 	l := b.Limits
-	at := map[string]*int{"disk_mib": &l.DiskMiB, "disk_ops": &l.DiskOps, "network_in_mbit": &l.NetworkInMbit, "network_out_mbit": &l.NetworkOutMbit}[field]
+	at := map[string]*int{
+		"disk_mib":         &l.DiskMiB,
+		"disk_ops":         &l.DiskOps,
+		"network_in_mbit":  &l.NetworkInMbit,
+		"network_out_mbit": &l.NetworkOutMbit,
+	}[field]
 	if at == nil {
 		return api.Errorf(api.Invalid, "%.80s: no such field of a build", name).With("field", name)
 	}

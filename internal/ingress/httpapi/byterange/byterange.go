@@ -1,7 +1,6 @@
-// Package byterange reads the part of a file that a Range header of HTTP asks for (RFC 9110, section 14).
+// Package byterange parses Range headers of HTTP (RFC 9110, section 14) with one range of bytes.
 //
-// It owns headers with one range of bytes, and knows no file but by its size. Its values do not change and may be
-// used by many.
+// It knows nothing of a file but its size. Its values do not change and may be used by many goroutines.
 package byterange
 
 import (
@@ -12,11 +11,12 @@ import (
 // Range is a part of a file whose size is not known yet. Make one with Parse.
 type Range struct {
 	first, last int64 // last < 0: to the end
-	suffix      int64 // > 0: only so many bytes at the end
+	suffix      int64 // > 0: only that many bytes at the end
 }
 
-// Parse reads a Range header with one range of bytes. What it does not understand it ignores, as the
-// standard has it: false, and the whole file is the answer then.
+// Parse parses a Range header with one range of bytes.
+//
+// It returns false for any other header: the standard wants such a header ignored and the whole file sent.
 func Parse(header string) (Range, bool) {
 	spec, ok := strings.CutPrefix(header, "bytes=")
 	first, last, dash := strings.Cut(strings.TrimSpace(spec), "-")
@@ -43,8 +43,9 @@ func Parse(header string) (Range, bool) {
 	}
 }
 
-// Resolve gives where the range begins in a file of so many bytes, and how many it has there: 0 if it begins at the
-// end or behind it.
+// Resolve returns the offset and length of the range in a file of the given size.
+//
+// The length is 0 if the range begins at or after the end of the file.
 func (r Range) Resolve(size int64) (offset, length int64) {
 	if r.suffix > 0 {
 		r.first, r.last = max(size-r.suffix, 0), -1
