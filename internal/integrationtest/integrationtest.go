@@ -66,7 +66,13 @@ func (w *World) SetFree(memory, disk int64) {
 // told to keep.
 func New(t *testing.T) *World {
 	t.Helper()
-	w := &World{t: t, Driver: fake.New(), Dir: t.TempDir()}
+	return Open(t, t.TempDir(), "")
+}
+
+// Open is New with an existing data directory, of which key is an API key.
+func Open(t *testing.T, dir, key string) *World {
+	t.Helper()
+	w := &World{t: t, Driver: fake.New(), Dir: dir, Key: key}
 	w.SetFree(plentyOfMemory, plentyOfSpace)
 	w.start()
 	t.Cleanup(w.stop)

@@ -19,7 +19,7 @@ type memory struct {
 	Env         map[string]string
 	User        string
 	Network     *guestapi.Network
-	ClockOffset time.Duration // guest clock minus host clock
+	ClockOffset time.Duration `json:"Ahead"` // guest clock minus host clock
 	Booted      time.Duration // uptime when it was captured
 	NextPID     uint32
 	Files       map[string]*file // by clean absolute path
