@@ -22,7 +22,7 @@
 //
 // A thread that has entered a jail never runs anything else. A process inherits only the
 // descriptors that were passed explicitly. It is in its cgroup and its jail from its first
-// instruction on; only RLIMIT_NOFILE is set shortly afterwards.
+// instruction on; its resource limits and OOM score are set shortly afterwards.
 //
 // The name of a cgroup is enough to find it after a restart: Adopt takes it over, and Sweep removes
 // the cgroups that were not adopted. Destroy kills all processes in a cgroup and waits until they

@@ -315,8 +315,8 @@ type attempt struct {
 	args []string
 	// inside are the arguments inside a jail, if paths differ; nil: args.
 	inside []string
-	// alone says why the attempt cannot be repeated outside a jail; "": it can.
-	alone string
+	// onlyInside says why the attempt cannot be repeated outside a jail; "": it can.
+	onlyInside string
 }
 
 // hostTargets are the files and processes of the host that the attempts try to reach.
@@ -335,7 +335,8 @@ func escapes(o hostTargets) []attempt {
 		{name: "file-of-host-by-climbing", try: "climb", args: []string{o.secret}},
 		{name: "password-file", try: "read", args: []string{"/etc/passwd"}},
 		{name: "settings-of-host", try: "open-write", args: []string{"/proc/sys/kernel/core_pattern"}},
-		{name: "sysrq", try: "open-write", args: []string{"/proc/sysrq-trigger"}, alone: "not every kernel has it"},
+		{name: "sysrq", try: "open-write", args: []string{"/proc/sysrq-trigger"},
+			onlyInside: "not every kernel has it"},
 		{name: "sysfs", try: "open", args: []string{"/sys/kernel"}},
 		{name: "control-groups", try: "open", args: []string{"/sys/fs/cgroup"}},
 		{name: "disk-of-host", try: "open", args: []string{"/dev"}, inside: []string{"/dev/vda"}},
@@ -367,21 +368,21 @@ func escapes(o hostTargets) []attempt {
 		{name: "raw-socket", try: "raw-socket"},
 		{name: "packet-socket", try: "packet-socket"},
 		{name: "netlink-socket", try: "netlink"},
-		{name: "crypto-socket", try: "alg-socket", alone: "not every kernel has it"},
+		{name: "crypto-socket", try: "alg-socket", onlyInside: "not every kernel has it"},
 		{name: "connect-to-host", try: "tcp", args: []string{o.tcp}},
 		{name: "abstract-socket", try: "abstract", args: []string{o.abstract}},
 		{name: "see-network", try: "interface"},
 		{name: "shared-memory", try: "ipc", args: []string{strconv.Itoa(o.key)}},
 		{name: "session-keyring", try: "keyring"},
 		{name: "add-key", try: "add-key"},
-		{name: "io-uring", try: "io-uring", alone: "a setting may forbid it to all"},
+		{name: "io-uring", try: "io-uring", onlyInside: "a setting may forbid it to all"},
 		{name: "bpf", try: "bpf"},
-		{name: "perf", try: "perf", alone: "not every host counts events"},
+		{name: "perf", try: "perf", onlyInside: "not every host counts events"},
 		{name: "kernel-log", try: "kernel-log"},
 		{name: "file-handle", try: "file-handle", args: []string{o.secret}, inside: []string{"/room"}},
 		{name: "name-of-host", try: "host-name"},
 		{name: "rights", try: "rights"},
-		{name: "environment-of-node", try: "environment", alone: "the control is given no environment either"},
+		{name: "environment-of-node", try: "environment", onlyInside: "the control is given no environment either"},
 		{name: "descriptor-of-node", try: "descriptor", args: []string{strconv.Itoa(o.fd)}},
 	}
 }
@@ -470,7 +471,7 @@ func TestEscapes(t *testing.T) {
 			if _, err := unix.FcntlInt(uintptr(o.fd), unix.F_SETFD, 0); err != nil {
 				t.Fatal(err)
 			}
-			if a.alone == "" {
+			if a.onlyInside == "" {
 				if exit, output := run(t, command(t, a.try, a.args...)); !exit.Known || exit.Code != 0 ||
 					exit.Signal != 0 {
 					t.Errorf("outside the jail got %v, output %q; want success", exit, output)

@@ -79,11 +79,11 @@ func (c *conn) request(t *testing.T, line string) string {
 	if _, err := fmt.Fprintln(c, line); err != nil {
 		t.Fatal(err)
 	}
-	answer, err := c.r.ReadString('\n')
+	response, err := c.r.ReadString('\n')
 	if err != nil {
 		t.Fatalf("response to %q: %v", line, err)
 	}
-	return strings.TrimSpace(answer)
+	return strings.TrimSpace(response)
 }
 
 func start(t *testing.T, cmd proc.Command) *proc.Process {

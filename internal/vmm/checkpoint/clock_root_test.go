@@ -81,15 +81,15 @@ func TestRestoreWithTimeNamespace(t *testing.T) {
 
 func clockReport(t *testing.T, c *conn) (clock, turns int) {
 	t.Helper()
-	answer := strings.Fields(c.request(t, ""))
-	if len(answer) != 2 {
-		t.Fatalf("got %q", answer)
+	report := strings.Fields(c.request(t, ""))
+	if len(report) != 2 {
+		t.Fatalf("got %q", report)
 	}
-	clock, err := strconv.Atoi(answer[0])
+	clock, err := strconv.Atoi(report[0])
 	if err != nil {
 		t.Fatal(err)
 	}
-	turns, err = strconv.Atoi(answer[1])
+	turns, err = strconv.Atoi(report[1])
 	if err != nil {
 		t.Fatal(err)
 	}

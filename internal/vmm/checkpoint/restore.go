@@ -273,7 +273,7 @@ func (b *restorer) mapVMAs() error {
 	return nil
 }
 
-// setMM tells the kernel the layout of the address space (prctl(2), PR_SET_MM), and the name and
+// setMM sets the layout of the address space in the kernel (prctl(2), PR_SET_MM), and the name and
 // arguments that others see.
 func (b *restorer) setMM() error {
 	var text []byte

@@ -31,7 +31,7 @@ func release(minor, patch int) fcapi.Version {
 	return fcapi.Version{Major: 1, Minor: minor, Patch: patch}
 }
 
-// between reports whether a release is at least from and older than to.
+// between returns a function that reports whether a release is at least from and older than to.
 func between(from, to fcapi.Version) func(fcapi.Version) bool {
 	return func(v fcapi.Version) bool { return v.Compare(from) >= 0 && v.Compare(to) < 0 }
 }

@@ -248,8 +248,8 @@ func (m *machine) connectGuest(ctx context.Context) (net.Conn, error) {
 // connectTimeout bounds one attempt: a paused monitor does not respond.
 const connectTimeout = 2 * time.Second
 
-// maxAnswer bounds the response line, which is "OK" and a 32-bit number.
-const maxAnswer = 32
+// maxResponse bounds the response line, which is "OK" and a 32-bit number.
+const maxResponse = 32
 
 // connectPort connects to a port of the guest with Firecracker's vsock protocol ("CONNECT
 // <port>\n"). The request must be one write, because the monitor reads only once. The response is
@@ -261,7 +261,7 @@ func connectPort(conn net.Conn, port int) error {
 	if _, err := fmt.Fprintf(conn, "CONNECT %d\n", port); err != nil {
 		return err
 	}
-	line := make([]byte, 0, maxAnswer)
+	line := make([]byte, 0, maxResponse)
 	for {
 		var one [1]byte
 		if _, err := conn.Read(one[:]); err != nil {
@@ -270,7 +270,7 @@ func connectPort(conn net.Conn, port int) error {
 		if one[0] == '\n' {
 			break
 		}
-		if line = append(line, one[0]); len(line) == maxAnswer {
+		if line = append(line, one[0]); len(line) == maxResponse {
 			return fmt.Errorf("response to a vsock connection request: %q is too long", line)
 		}
 	}

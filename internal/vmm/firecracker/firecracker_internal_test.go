@@ -189,8 +189,8 @@ func FuzzConnectPort(f *testing.F) {
 	f.Fuzz(func(t *testing.T, said []byte) {
 		r := bytes.NewReader(said)
 		err := connectPort(response{r: r}, 1)
-		if used := len(said) - r.Len(); used > maxAnswer {
-			t.Errorf("connectPort read %d bytes, want at most %d", used, maxAnswer)
+		if used := len(said) - r.Len(); used > maxResponse {
+			t.Errorf("connectPort read %d bytes, want at most %d", used, maxResponse)
 		}
 		if err == nil && !bytes.HasPrefix(said, []byte("OK ")) {
 			t.Errorf("connectPort accepted the response %q", said)

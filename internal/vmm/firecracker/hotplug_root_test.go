@@ -17,8 +17,8 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm/vmmtest"
 )
 
-// countRequests returns the index of the first request with op and part, or -1.
-func countRequests(all []fctest.Request, op, part string) int {
+// findRequest returns the index of the first request with op and part, or -1.
+func findRequest(all []fctest.Request, op, part string) int {
 	for i, r := range all {
 		if r.Op == op && strings.Contains(r.Body, part) {
 			return i
@@ -36,7 +36,7 @@ func TestLoadIsOneRequest(t *testing.T) {
 			h := vmmtest.Bake(t, w.lab())
 			m := h.Restore(t)
 			all := w.requests(t, m.Spec.ID)
-			if len(all) != 1 || countRequests(all, "PUT /snapshot/load", `"resume_vm":true`) != 0 {
+			if len(all) != 1 || findRequest(all, "PUT /snapshot/load", `"resume_vm":true`) != 0 {
 				t.Errorf("got requests %v of a restore, want one load that resumes", all)
 			}
 			spec := w.chownFiles(t, h.Spec(t, h.Disk))
@@ -65,13 +65,13 @@ func (w *fixture) wantHotplug(t *testing.T, h *vmmtest.Host, spec vmm.Spec, n vm
 		{"PATCH /hotplug/memory", `{"requested_size_mib":128}`},
 		{"PATCH /vm", "Resumed"},
 	} {
-		at := countRequests(all, want[0], want[1])
+		at := findRequest(all, want[0], want[1])
 		if at <= last {
 			t.Errorf("%s with %s is at %d of %v, want it after %d", want[0], want[1], at, all, last)
 		}
 		last = at
 	}
-	if countRequests(all, "PATCH /drives/disk1", `"bandwidth":{"size":1048576,"refill_time":1000}`) < 0 {
+	if findRequest(all, "PATCH /drives/disk1", `"bandwidth":{"size":1048576,"refill_time":1000}`) < 0 {
 		t.Errorf("got requests %v, want a rate limit of the volume", all)
 	}
 	if err := n.Pause(t.Context()); err != nil {
@@ -95,9 +95,9 @@ func (w *fixture) wantHotplug(t *testing.T, h *vmmtest.Host, spec vmm.Spec, n vm
 	if err := o.Load(t.Context(), nil); err != nil {
 		t.Fatal(err)
 	}
-	if got := w.requests(t, again.ID); countRequests(got, "PATCH /hotplug/memory", "") >= 0 ||
-		countRequests(got, "PATCH /drives/disk0", "path_on_host") >= 0 ||
-		countRequests(got, "PATCH /drives/disk1", "bandwidth") < 0 {
+	if got := w.requests(t, again.ID); findRequest(got, "PATCH /hotplug/memory", "") >= 0 ||
+		findRequest(got, "PATCH /drives/disk0", "path_on_host") >= 0 ||
+		findRequest(got, "PATCH /drives/disk1", "bandwidth") < 0 {
 		t.Errorf("got requests %v, want only the rate limits that the image lacks", got)
 	}
 }
@@ -113,8 +113,8 @@ func TestMetadataBeforeLoad(t *testing.T) {
 			one := h.Restore(t)
 			for _, m := range []*vmmtest.Machine{one, h.Restore(t), h.Fork(t, one, 1)[0]} {
 				all := w.requests(t, m.Spec.ID)
-				if at := countRequests(all, "PUT /mmds", `{"id":"`+m.Spec.ID+`"}`); at != 0 ||
-					countRequests(all, "PUT /snapshot/load", `"resume_vm":true`) != 1 {
+				if at := findRequest(all, "PUT /mmds", `{"id":"`+m.Spec.ID+`"}`); at != 0 ||
+					findRequest(all, "PUT /snapshot/load", `"resume_vm":true`) != 1 {
 					t.Errorf(
 						"machine %s: metadata is at %d of %v, want it directly before the load",
 						m.Spec.ID,
@@ -181,7 +181,7 @@ func TestReclaim(t *testing.T) {
 	if err := m.Machine.(vmm.Reclaimer).Reclaim(t.Context(), 16); err != nil {
 		t.Error(err)
 	}
-	if all := w.requests(t, m.Spec.ID); countRequests(all, "PATCH /balloon", `{"amount_mib":16}`) < 0 {
+	if all := w.requests(t, m.Spec.ID); findRequest(all, "PATCH /balloon", `{"amount_mib":16}`) < 0 {
 		t.Errorf("got requests %v, want another one", all)
 	}
 	if err := m.Machine.(vmm.Reclaimer).Reclaim(t.Context(), 1<<20); err == nil {
@@ -230,7 +230,7 @@ func TestCaptureAfterAdopt(t *testing.T) {
 			if err := got.Close(); err != nil {
 				t.Error(err)
 			}
-			if all := w.requests(t, m.Spec.ID); countRequests(all, "PUT /snapshot/create", c.kind) < 0 {
+			if all := w.requests(t, m.Spec.ID); findRequest(all, "PUT /snapshot/create", c.kind) < 0 {
 				t.Errorf("got requests %v, want another one", all)
 			}
 		})
@@ -262,12 +262,12 @@ func TestRatesAfterAdopt(t *testing.T) {
 			const free, bound = `"bandwidth":{"size":0,"refill_time":0}`,
 				`"bandwidth":{"size":1048576,"refill_time":1000}`
 			adopt(vmm.Rate{})
-			if all := w.requests(t, m.Spec.ID); countRequests(all, "PATCH /drives/disk0", "") >= 0 {
+			if all := w.requests(t, m.Spec.ID); findRequest(all, "PATCH /drives/disk0", "") >= 0 {
 				t.Errorf("got requests %v, want none for unchanged rates", all)
 			}
 			adopt(vmm.Rate{Bytes: 1 << 20})
 			all := w.requests(t, m.Spec.ID)
-			if countRequests(all, "PATCH /drives/disk0", bound) < 0 {
+			if findRequest(all, "PATCH /drives/disk0", bound) < 0 {
 				t.Errorf("got requests %v, want another one", all)
 			}
 			adopt(vmm.Rate{Bytes: 1 << 20})
@@ -279,7 +279,7 @@ func TestRatesAfterAdopt(t *testing.T) {
 				t.Fatal(err)
 			}
 			adopt(vmm.Rate{})
-			if more := w.requests(t, m.Spec.ID); countRequests(more, "PATCH /drives/disk0", free) < 0 {
+			if more := w.requests(t, m.Spec.ID); findRequest(more, "PATCH /drives/disk0", free) < 0 {
 				t.Errorf("got requests %v, want one that removes the limit", more)
 			}
 		})

@@ -175,7 +175,7 @@ func TestPager(t *testing.T) {
 				t.Error("no page was served, want some")
 			}
 			memory.mu.Unlock()
-			if countRequests(
+			if findRequest(
 				w.requests(t, m.Spec.ID),
 				"PUT /snapshot/load",
 				`"backend_type":"Uffd","backend_path":"uffd.sock"`,
@@ -232,7 +232,7 @@ func TestHugePages(t *testing.T) {
 	image.Memory = memory
 	h.Lab.Spec.HugePages = true
 	m := h.RestoreFrom(t, image, h.Disk)
-	if all := w.requests(t, m.Spec.ID); countRequests(
+	if all := w.requests(t, m.Spec.ID); findRequest(
 		all,
 		"PUT /snapshot/load",
 		`"track_dirty_pages":false,"resume_vm":true,"huge_pages":"2M"`,

@@ -115,7 +115,7 @@ func (m *machine) disconnect() {
 	}
 	for _, c := range []*channel{nextChannel, dialled} {
 		if c != nil {
-			_ = c.Close() // the monitor is gone or released; nothing is lost
+			_ = c.Close() // the monitor has exited or is released
 		}
 	}
 	if incoming != nil {

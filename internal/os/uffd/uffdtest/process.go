@@ -52,11 +52,11 @@ func serveCommands(socket, bytes, page string) error {
 	}
 	in := bufio.NewScanner(os.Stdin)
 	for in.Scan() {
-		answer, err := execute(in.Text(), mem, pageSize)
+		response, err := execute(in.Text(), mem, pageSize)
 		if err != nil {
-			answer = "error " + err.Error()
+			response = "error " + err.Error()
 		}
-		if _, err := fmt.Println(answer); err != nil {
+		if _, err := fmt.Println(response); err != nil {
 			return err
 		}
 	}

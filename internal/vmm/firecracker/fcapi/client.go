@@ -13,8 +13,8 @@ import (
 	"sync"
 )
 
-// maxAnswer bounds a response in bytes. The largest real one has a few KiB.
-const maxAnswer = 1 << 20
+// maxResponse bounds a response in bytes. The largest real one has a few KiB.
+const maxResponse = 1 << 20
 
 // FaultError is an error response of Firecracker.
 type FaultError struct {
@@ -107,19 +107,19 @@ func (c *Client) do(ctx context.Context, method, path string, body, out any, fie
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	answer, err := c.http.Do(req)
+	response, err := c.http.Do(req)
 	if err != nil {
 		return c.broken(ctx, op, err)
 	}
-	defer answer.Body.Close()
-	data, err := io.ReadAll(io.LimitReader(answer.Body, maxAnswer+1))
+	defer response.Body.Close()
+	data, err := io.ReadAll(io.LimitReader(response.Body, maxResponse+1))
 	if err != nil {
 		return c.broken(ctx, op, err)
 	}
-	if len(data) > maxAnswer {
-		return fmt.Errorf("%s: the response is longer than %d bytes", op, maxAnswer)
+	if len(data) > maxResponse {
+		return fmt.Errorf("%s: the response is longer than %d bytes", op, maxResponse)
 	}
-	return decode(op, answer.StatusCode, data, out)
+	return decode(op, response.StatusCode, data, out)
 }
 
 // broken returns the error of a request without a response.

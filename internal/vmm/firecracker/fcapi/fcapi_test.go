@@ -16,8 +16,8 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm/firecracker/fcapi"
 )
 
-// answering returns a client whose monitor reads one request and responds with raw.
-func answering(t *testing.T, v fcapi.Version, raw string) (*fcapi.Client, *string) {
+// newTestClient returns a client whose monitor reads one request and responds with raw.
+func newTestClient(t *testing.T, v fcapi.Version, raw string) (*fcapi.Client, *string) {
 	t.Helper()
 	seen := new(string)
 	c := fcapi.New(v, func(context.Context) (net.Conn, error) {
@@ -38,7 +38,7 @@ func answering(t *testing.T, v fcapi.Version, raw string) (*fcapi.Client, *strin
 	return c, seen
 }
 
-func answer(status, body string) string {
+func httpResponse(status, body string) string {
 	return fmt.Sprintf("HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n%s", status, len(body), body)
 }
 
@@ -115,7 +115,7 @@ func TestBodies(t *testing.T) {
 			`"network_overrides":[{"iface_id":"eth0","host_dev_name":"tap1"}],"huge_pages":"2M"}`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			client, seen := answering(t, fcapi.Version{Major: 1, Minor: 17}, noContent)
+			client, seen := newTestClient(t, fcapi.Version{Major: 1, Minor: 17}, noContent)
 			if err := c.call(t.Context(), client); err != nil {
 				t.Fatal(err)
 			}
@@ -149,7 +149,7 @@ func TestGates(t *testing.T) {
 			func(ctx context.Context, c *fcapi.Client) error { return c.PlugMemory(ctx, 2) }},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			client, seen := answering(t, c.have, noContent)
+			client, seen := newTestClient(t, c.have, noContent)
 			var newer *fcapi.NewerError
 			if err := c.call(t.Context(), client); !errors.As(err, &newer) || newer.Field != c.field ||
 				newer.Have != c.have {
@@ -162,24 +162,25 @@ func TestGates(t *testing.T) {
 	}
 }
 
-func TestAnswers(t *testing.T) {
+func TestResponses(t *testing.T) {
 	old := fcapi.Version{Major: 1, Minor: 15, Patch: 1}
-	client, _ := answering(t, old, answer("400 ", "{\"fault_message\":\"it\\u0007 is not\"}"))
+	client, _ := newTestClient(t, old, httpResponse("400 ", "{\"fault_message\":\"it\\u0007 is not\"}"))
 	var fault *fcapi.FaultError
 	if err := client.Pause(t.Context()); !errors.As(err, &fault) || fault.Status != 400 ||
 		fault.Fault != "it  is not" ||
 		fault.Op != "PATCH /vm" {
 		t.Errorf("Pause() = %v, want the fault message", err)
 	}
-	client, _ = answering(t, old, answer("200 ", `{"id":"m1","state":"Paused","vmm_version":"1.15.1","app_name":"FC"}`))
+	client, _ = newTestClient(t, old, httpResponse("200 ",
+		`{"id":"m1","state":"Paused","vmm_version":"1.15.1","app_name":"FC"}`))
 	if i, err := client.Instance(t.Context()); err != nil || i.State != fcapi.StatePaused || i.ID != "m1" {
 		t.Errorf("got %+v, %v", i, err)
 	}
-	client, _ = answering(t, old, "")
+	client, _ = newTestClient(t, old, "")
 	if err := client.Pause(t.Context()); !errors.Is(err, fcapi.ErrClosed) {
 		t.Errorf("Pause() without a response = %v, want ErrClosed", err)
 	}
-	client, _ = answering(t, old, "HTTP/1.1 200 \r\n\r\n"+strings.Repeat("x", 2<<20))
+	client, _ = newTestClient(t, old, "HTTP/1.1 200 \r\n\r\n"+strings.Repeat("x", 2<<20))
 	if _, err := client.Instance(t.Context()); err == nil || !strings.Contains(err.Error(), "longer") {
 		t.Errorf("Instance() with an endless response = %v, want an error about its length", err)
 	}
@@ -215,9 +216,9 @@ func TestVersions(t *testing.T) {
 	}
 }
 
-// FuzzAnswer sends arbitrary responses to a client, which must return, with a printable error if
+// FuzzResponse sends arbitrary responses to a client, which must return, with a printable error if
 // any.
-func FuzzAnswer(f *testing.F) {
+func FuzzResponse(f *testing.F) {
 	f.Add([]byte("HTTP/1.1 200 \r\nContent-Length: 2\r\n\r\n{}"))
 	f.Add([]byte("HTTP/1.1 400 \r\nContent-Length: 21\r\n\r\n{\"fault_message\":\"a\"}"))
 	f.Add([]byte(noContent))

@@ -72,7 +72,7 @@ func (m *monitor) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		m.exit(exitSyscall)
 		<-m.ctx.Done()
 	}
-	m.answer(w, out, err)
+	m.respond(w, out, err)
 	if m.fatal {
 		_ = http.NewResponseController(w).Flush() // the process exits next
 		m.exit(exitGeneric)
@@ -97,7 +97,7 @@ func (m *monitor) body(r *http.Request) ([]byte, error) {
 	return io.ReadAll(r.Body)
 }
 
-func (m *monitor) answer(w http.ResponseWriter, out any, err error) {
+func (m *monitor) respond(w http.ResponseWriter, out any, err error) {
 	status := http.StatusNoContent
 	if err != nil {
 		status = http.StatusBadRequest

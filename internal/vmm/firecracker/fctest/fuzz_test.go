@@ -10,13 +10,13 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm/firecracker/fcapi"
 )
 
-// said is a connection with received data.
-type said struct {
+// receivedConn is a connection with received data.
+type receivedConn struct {
 	net.Conn
 	io.Reader
 }
 
-func (s said) Read(p []byte) (int, error) { return s.Reader.Read(p) }
+func (s receivedConn) Read(p []byte) (int, error) { return s.Reader.Read(p) }
 
 // FuzzParsers parses arbitrary bodies with every schema, and arbitrary lines with the other
 // parsers.
@@ -42,7 +42,7 @@ func FuzzParsers(f *testing.F) {
 				t.Errorf("parse accepted the ID %q", s.id)
 			}
 		}
-		if port, err := request(said{Reader: bytes.NewReader(data)}); err == nil &&
+		if port, err := request(receivedConn{Reader: bytes.NewReader(data)}); err == nil &&
 			!bytes.HasPrefix(data, []byte("CONNECT ")) {
 			t.Errorf("request accepted %q as a connection to port %d", data, port)
 		}

@@ -93,15 +93,15 @@ func openDrive(d fcapi.Drive) (int64, error) {
 	if err != nil {
 		return 0, bad("Unable to create the block device: %v", err)
 	}
-	if err := use(f, d.ReadOnly, st.Size()); err != nil {
+	if err := accessDrive(f, d.ReadOnly, st.Size()); err != nil {
 		return 0, bad("Unable to use the block device: %v", err)
 	}
 	return st.Size() / 512, nil
 }
 
-// use accesses a drive like a guest, without changing it: it reads both ends and writes one of them
+// accessDrive accesses a drive like a guest, without changing it: it reads both ends and writes one of them
 // back.
-func use(f *os.File, readOnly bool, size int64) error {
+func accessDrive(f *os.File, readOnly bool, size int64) error {
 	buf := make([]byte, min(size, 4096))
 	if _, err := f.ReadAt(buf, size-int64(len(buf))); err != nil {
 		return err

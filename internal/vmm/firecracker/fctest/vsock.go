@@ -18,15 +18,15 @@ type vsock struct {
 	m *monitor
 	l net.Listener
 
-	mu    sync.Mutex
-	cond  *sync.Cond
-	guest *fake.Guest
-	port  int  // on which the guest listens
-	deaf  int  // number of connections to drop until the guest can be reached
-	still bool // the program is paused and handles no sockets
-	dead  bool
-	conn  net.Conn      // current connection of the guest
-	ended chan struct{} // closed when the guest has finished with conn
+	mu     sync.Mutex
+	cond   *sync.Cond
+	guest  *fake.Guest
+	port   int  // on which the guest listens
+	drops  int  // number of connections to drop until the guest can be reached
+	paused bool // the program is paused and handles no sockets
+	closed bool
+	conn   net.Conn      // current connection of the guest
+	ended  chan struct{} // closed when the guest has finished with conn
 }
 
 // openVsock binds the socket, which must not exist yet.
@@ -36,7 +36,7 @@ func (m *monitor) openVsock(deaf int) error {
 		return bad("Cannot create backend for vsock device: UnixBind(%v)", err)
 	}
 	l.(*net.UnixListener).SetUnlinkOnClose(false)
-	m.vsock = &vsock{m: m, l: l, deaf: deaf}
+	m.vsock = &vsock{m: m, l: l, drops: deaf}
 	m.vsock.cond = sync.NewCond(&m.vsock.mu)
 	go m.vsock.accept()
 	return nil
@@ -45,7 +45,7 @@ func (m *monitor) openVsock(deaf int) error {
 func (v *vsock) guestStarted(g *fake.Guest, port, deaf int) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	v.guest, v.port, v.deaf = g, port, deaf
+	v.guest, v.port, v.drops = g, port, deaf
 	v.cond.Broadcast()
 }
 
@@ -56,14 +56,14 @@ func (v *vsock) pause(still bool) {
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	v.still = still
+	v.paused = still
 	v.cond.Broadcast()
 }
 
 func (v *vsock) shutdown() {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	v.dead = true
+	v.closed = true
 	if v.conn != nil {
 		_ = v.conn.Close()
 	}
@@ -95,7 +95,7 @@ func (v *vsock) accept() {
 			return
 		}
 		v.mu.Lock()
-		for v.still {
+		for v.paused {
 			v.cond.Wait()
 		}
 		v.mu.Unlock()
@@ -124,9 +124,9 @@ func request(conn net.Conn) (int, error) {
 func (v *vsock) serve(conn net.Conn) {
 	port, err := request(conn)
 	v.mu.Lock()
-	dropped := err != nil || v.dead || v.guest == nil || port != v.port || v.deaf > 0
-	if v.deaf > 0 {
-		v.deaf--
+	dropped := err != nil || v.closed || v.guest == nil || port != v.port || v.drops > 0
+	if v.drops > 0 {
+		v.drops--
 	}
 	if dropped {
 		v.mu.Unlock()

@@ -317,7 +317,8 @@ func FuzzBundle(f *testing.F) {
 	f.Add(
 		[]byte(
 			`{"format":2,"host":"x","image":{"threads":[{}],"bytes":4096,"files":[{"path":"/x"}],` +
-				`"areas":[{"start":1099511627776,"end":1099511631872,"backing":"stored"}]},"sums":["` + strings.Repeat("0", 64) +
+				`"areas":[{"start":1099511627776,"end":1099511631872,"backing":"stored"}]},"sums":["` +
+				strings.Repeat("0", 64) +
 				`"],"sum":"` + strings.Repeat("f", 64) +
 				`","over":[{"Start":1099511627776,"End":1099511631872}],"clock":5}`,
 		),

@@ -87,8 +87,8 @@ type cacheEntry struct {
 	checkpoint *MonitorCheckpoint
 }
 
-// maxKnown bounds the number of cached descriptions.
-const maxKnown = 64
+// maxCached bounds the number of cached descriptions.
+const maxCached = 64
 
 // Open returns a store. dir is for files that belong to no image, such as the stub's executable.
 func Open(dir string, log *slog.Logger) (*Store, error) {
@@ -160,7 +160,7 @@ func (s *Store) find(dir string, f *os.File, is cacheEntry, bytes int64) (_ *Mon
 		return k.checkpoint, false, nil
 	}
 	is.checkpoint, err = s.load(f, bytes, filepath.Join(dir, contentName))
-	if len(s.cache) >= maxKnown {
+	if len(s.cache) >= maxCached {
 		clear(s.cache)
 	}
 	s.cache[dir] = is
@@ -171,7 +171,7 @@ func (s *Store) find(dir string, f *os.File, is cacheEntry, bytes int64) (_ *Mon
 	if err != nil {
 		return nil, false, err
 	}
-	if len(s.prefetched) >= maxKnown {
+	if len(s.prefetched) >= maxCached {
 		clear(s.prefetched)
 	}
 	cold = !s.prefetched[content.File]
