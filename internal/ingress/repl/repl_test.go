@@ -18,7 +18,7 @@ import (
 	"github.com/pandastack/pandastack/internal/ingress/repl"
 )
 
-// newGuest is the guest agent as a plain process of this machine, with the program of a language at hand.
+// newGuest returns the guest agent as a plain process of this machine, which must have the program of a language.
 func newGuest(t *testing.T, l repl.Language) guestapi.Guest {
 	t.Helper()
 	program := map[repl.Language]string{repl.Python: "python3", repl.JavaScript: "node", repl.Bash: "bash"}[l]
@@ -35,7 +35,7 @@ const testTimeout = time.Minute
 
 type cellResult struct {
 	repl.Outcome
-	out, err, main, trouble string
+	out, err, main, errText string
 	results                 []map[string]any
 }
 
@@ -52,7 +52,7 @@ func run(t *testing.T, r *repl.Runner, g guestapi.Guest, c repl.Context, cell re
 		case repl.Stderr:
 			got.err += e.Text
 		case repl.Failed:
-			got.trouble = e.Name + ": " + e.Value
+			got.errText = e.Name + ": " + e.Value
 		case repl.Result:
 			got.results = append(got.results, e.Data)
 			if e.Main {
@@ -62,7 +62,7 @@ func run(t *testing.T, r *repl.Runner, g guestapi.Guest, c repl.Context, cell re
 		return nil
 	})
 	if err != nil {
-		t.Fatalf("run %q: %v", cell.Code, err)
+		t.Fatalf("Run(%q): %v", cell.Code, err)
 	}
 	got.Outcome = out
 	return got
@@ -72,7 +72,7 @@ func TestCells(t *testing.T) {
 	for _, c := range []struct {
 		name      string
 		lang      repl.Language
-		code      []string // all but the last prepare
+		code      []string // cells; the last one is checked
 		env       map[string]string
 		want      cellResult
 		wantCode  int
@@ -84,9 +84,9 @@ func TestCells(t *testing.T) {
 		{name: "python-exit-true", lang: repl.Python, code: []string{"raise SystemExit(True)"}, wantCode: 1},
 		{name: "python-semicolon", lang: repl.Python, code: []string{"1;"}},
 		{name: "python-error", lang: repl.Python, code: []string{"1/0"},
-			want: cellResult{trouble: "ZeroDivisionError: division by zero"}, wantCode: 1},
+			want: cellResult{errText: "ZeroDivisionError: division by zero"}, wantCode: 1},
 		{name: "python-syntax", lang: repl.Python, code: []string{"x ="},
-			want: cellResult{trouble: "SyntaxError: invalid syntax (<cell 1>, line 1)"}, wantCode: 1},
+			want: cellResult{errText: "SyntaxError: invalid syntax (<cell 1>, line 1)"}, wantCode: 1},
 		{name: "python-exit", lang: repl.Python, code: []string{"import sys; sys.exit(3)"}, wantCode: 3},
 		{name: "python-after-exit", lang: repl.Python, code: []string{"x = 1; import sys; sys.exit(3)", "x"},
 			want: cellResult{main: "1"}},
@@ -97,13 +97,13 @@ func TestCells(t *testing.T) {
 		{name: "python-fork", lang: repl.Python, code: []string{"import os\nif os.fork() == 0: pass",
 			"import time, os\n5"}, want: cellResult{main: "5"}},
 		{name: "python-stdin", lang: repl.Python, code: []string{"input()"},
-			want: cellResult{trouble: "EOFError: EOF when reading a line"}, wantCode: 1},
+			want: cellResult{errText: "EOFError: EOF when reading a line"}, wantCode: 1},
 		{name: "python-env", lang: repl.Python, code: []string{"import os; os.environ['A']"},
 			env: map[string]string{"A": "b c"}, want: cellResult{main: "'b c'"}},
 		{name: "javascript-state", lang: repl.JavaScript, code: []string{"const x = 41",
 			"console.log('grüße 🐼'); x + 1"}, want: cellResult{out: "grüße 🐼\n", main: "42"}},
 		{name: "javascript-error", lang: repl.JavaScript, code: []string{"nope()"},
-			want: cellResult{trouble: "ReferenceError: nope is not defined"}, wantCode: 1},
+			want: cellResult{errText: "ReferenceError: nope is not defined"}, wantCode: 1},
 		{name: "javascript-await", lang: repl.JavaScript, code: []string{"const y = await Promise.resolve(5)", "y * 2"},
 			want: cellResult{main: "10"}},
 		{name: "javascript-require", lang: repl.JavaScript, code: []string{"require('path').join('a', 'b')"},
@@ -133,21 +133,21 @@ func TestCells(t *testing.T) {
 				got = run(t, &r, g, box, cell)
 			}
 			if c.wantInErr != "" && !strings.Contains(got.err, c.wantInErr) {
-				t.Errorf("stderr %q lacks %q", got.err, c.wantInErr)
+				t.Errorf("stderr is %q, want it to contain %q", got.err, c.wantInErr)
 			}
 			if got.out != c.want.out || c.wantInErr == "" && got.err != c.want.err || got.main != c.want.main ||
-				got.trouble != c.want.trouble {
+				got.errText != c.want.errText {
 				t.Errorf("got out %q, err %q, result %q, error %q; want %q, %q, %q, %q",
-					got.out, got.err, got.main, got.trouble, c.want.out, c.want.err, c.want.main, c.want.trouble)
+					got.out, got.err, got.main, got.errText, c.want.out, c.want.err, c.want.main, c.want.errText)
 			}
 			if got.Code != c.wantCode {
-				t.Errorf("code %d, want %d", got.Code, c.wantCode)
+				t.Errorf("exit code is %d, want %d", got.Code, c.wantCode)
 			}
 		})
 	}
 }
 
-// TestRichResults: each language shows text, pictures, pages, JSON, charts and tables.
+// Each language shows text, pictures, pages, JSON, charts and tables.
 func TestRichResults(t *testing.T) {
 	const png, chart, data = "iVBORw0KGgoAAAAA", "application/vnd.pandastack.chart+json",
 		"application/vnd.pandastack.data+json"
@@ -199,13 +199,13 @@ func TestRichResults(t *testing.T) {
 			if len(got.results) != 1 || !reflect.DeepEqual(got.results[0][c.kind], c.want) ||
 				got.results[0]["text/plain"] == nil ||
 				got.err != "" {
-				t.Errorf("results %v, stderr %q; want %s %v", got.results, got.err, c.kind, c.want)
+				t.Errorf("results are %v with stderr %q, want %s %v", got.results, got.err, c.kind, c.want)
 			}
 		})
 	}
 }
 
-// A cell whose time is over is interrupted, and its context goes on with all it knew.
+// A cell is interrupted when its timeout passes, and its context keeps running with its variables.
 func TestTimeoutKeepsContext(t *testing.T) {
 	for lang, code := range map[repl.Language][3]string{
 		repl.Python:     {"x = 42", "import time\nwhile True: time.sleep(0.01)", "print(x)"},
@@ -221,16 +221,16 @@ func TestTimeoutKeepsContext(t *testing.T) {
 			var r repl.Runner
 			run(t, &r, g, box, repl.Cell{Code: code[0]})
 			if got := run(t, &r, g, box, repl.Cell{Code: code[1], Timeout: time.Second}); !got.Interrupted {
-				t.Errorf("a cell without an end ended: %+v", got)
+				t.Errorf("endless cell = %+v, want it interrupted", got)
 			}
 			if got := run(t, &r, g, box, repl.Cell{Code: code[2]}); got.out != "42\n" || got.Interrupted {
-				t.Errorf("after the interrupt: %+v, want 42", got)
+				t.Errorf("cell after the interrupt = %+v, want 42", got)
 			}
 		})
 	}
 }
 
-// slowInputGuest is a guest to which what is written is on the way when it is taken: that a process has ended is told after.
+// slowInputGuest is a guest that accepts input of processes that have exited, as if it were still on its way.
 type slowInputGuest struct{ guestapi.Guest }
 
 func (g slowInputGuest) Attach(
@@ -258,12 +258,12 @@ func TestContexts(t *testing.T) {
 		t.Fatal(err)
 	}
 	run(t, &r, g, one, repl.Cell{Code: "x = 'one'"})
-	if got := run(t, &r, g, two, repl.Cell{Code: "x"}); got.trouble == "" {
-		t.Error("contexts share variables")
+	if got := run(t, &r, g, two, repl.Cell{Code: "x"}); got.errText == "" {
+		t.Error("contexts share variables, want them separate")
 	}
 	all, err := repl.List(t.Context(), g)
 	if err != nil || len(all) != 2 {
-		t.Fatalf("contexts %v, %v; want two", all, err)
+		t.Fatalf("List() = %v, %v, want two contexts", all, err)
 	}
 	if err := r.End(t.Context(), "sbx", g, one); err != nil {
 		t.Fatal(err)
@@ -275,15 +275,15 @@ func TestContexts(t *testing.T) {
 			err,
 			guestapi.ErrNotFound,
 		) {
-			t.Errorf("a cell in %s: %v, want not found", what, err)
+			t.Errorf("Run() in %s = %v, want %v", what, err, guestapi.ErrNotFound)
 		}
 	}
 	if got := run(t, &r, g, two, repl.Cell{Code: "2"}); got.main != "2" {
-		t.Errorf("the other context answers %q", got.main)
+		t.Errorf("the result in the other context is %q, want its own", got.main)
 	}
 }
 
-// Many cells sent at once to one context run one after the other, and each gets its own answers.
+// Many cells sent at once to one context run one after the other, and each gets its own result.
 func TestCellsTakeTurns(t *testing.T) {
 	g := newGuest(t, repl.Python)
 	box, err := repl.Create(t.Context(), g, repl.Python, "", "")
@@ -310,7 +310,7 @@ func TestCellsTakeTurns(t *testing.T) {
 				},
 			)
 			if err != nil || main != fmt.Sprint(i) {
-				t.Errorf("cell %d answered %q, %v", i, main, err)
+				t.Errorf("result of cell %d is %q, %v, want its own", i, main, err)
 			}
 		})
 	}
@@ -321,16 +321,16 @@ func TestCellsTakeTurns(t *testing.T) {
 }
 
 // The id of a context is enough to run a cell in it.
-func TestNamed(t *testing.T) {
+func TestParseID(t *testing.T) {
 	for _, l := range repl.Languages() {
 		c, err := repl.ParseID(repl.DefaultID(l))
 		if err != nil || c.Language != l || "repl-"+string(l)+"-"+c.ID != repl.Spec(l, "", "").Tag {
-			t.Errorf("default context of %s: %+v, %v", l, c, err)
+			t.Errorf("ParseID(default id of %s) = %+v, %v", l, c, err)
 		}
 	}
 	for _, id := range []string{"", "py", "de", "defaults", "py../x", "pyABC", "js" + strings.Repeat("0", 33), "py-1"} {
 		if c, err := repl.ParseID(id); !errors.Is(err, guestapi.ErrNotFound) {
-			t.Errorf("%q: %+v, %v; want ErrNotFound", id, c, err)
+			t.Errorf("ParseID(%q) = %+v, %v, want %v", id, c, err, guestapi.ErrNotFound)
 		}
 	}
 	g := newGuest(t, repl.Python)
@@ -345,12 +345,12 @@ func TestNamed(t *testing.T) {
 	var r repl.Runner
 	run(t, &r, g, box, repl.Cell{Code: "x = 'here'"})
 	if got := run(t, &r, g, named, repl.Cell{Code: "x"}); got.main != "'here'" {
-		t.Errorf("the context by its id answers %q", got.main)
+		t.Errorf("the result in the context of an id is %q", got.main)
 	}
 }
 
-// A cell whose program changed what the signal does can be interrupted all the same, from the next cell on.
-func TestSignalIsTakenBack(t *testing.T) {
+// A cell that changed the handler of the signal does not keep later cells from being interrupted.
+func TestCellsCannotBlockInterrupts(t *testing.T) {
 	g := newGuest(t, repl.Python)
 	box, err := repl.Create(t.Context(), g, repl.Python, "", "")
 	if err != nil {
@@ -360,16 +360,16 @@ func TestSignalIsTakenBack(t *testing.T) {
 	run(t, &r, g, box, repl.Cell{Code: "import signal, time\nx = 1\nsignal.signal(signal.SIGINT, signal.SIG_IGN)"})
 	if got := run(t, &r, g, box, repl.Cell{Code: "time.sleep(1000)",
 		Timeout: 200 * time.Millisecond}); !got.Interrupted ||
-		!strings.HasPrefix(got.trouble, "KeyboardInterrupt") {
-		t.Errorf("interrupted %v, %q", got.Interrupted, got.trouble)
+		!strings.HasPrefix(got.errText, "KeyboardInterrupt") {
+		t.Errorf("endless cell: interrupted %v with %q, want an interrupt", got.Interrupted, got.errText)
 	}
 	if got := run(t, &r, g, box, repl.Cell{Code: "x"}); got.main != "1" {
-		t.Errorf("the context answers %q afterwards", got.main)
+		t.Errorf("the result of the next cell is %q", got.main)
 	}
 }
 
-// A cell whose time is over before its program has begun with it is interrupted all the same, and its context goes on.
-func TestInterruptedBeforeItBegins(t *testing.T) {
+// A cell whose timeout passes before its driver has started it is interrupted, and its context keeps running.
+func TestInterruptBeforeCellStarts(t *testing.T) {
 	for lang, code := range map[repl.Language][2]string{
 		repl.Python:     {"import time\ntime.sleep(1000)", "print(42)"},
 		repl.JavaScript: {"for (;;) {}", "console.log(42)"},
@@ -384,20 +384,20 @@ func TestInterruptedBeforeItBegins(t *testing.T) {
 			}
 			var r repl.Runner
 			for _, which := range []string{"first",
-				"second"} { // before the first one the program itself has just been started
+				"second"} { // the driver has just been started before the first one
 				if got := run(t, &r, g, box, repl.Cell{Code: code[0], Timeout: time.Nanosecond}); !got.Interrupted {
-					t.Errorf("the %s cell, which has no end, ended: %+v", which, got)
+					t.Errorf("the %s endless cell = %+v, want it interrupted", which, got)
 				}
 				if got := run(t, &r, g, box, repl.Cell{Code: code[1]}); got.out != "42\n" {
-					t.Errorf("after the interrupt of the %s: %+v", which, got)
+					t.Errorf("the cell after the interrupt of the %s = %+v, want a result", which, got)
 				}
 			}
 		})
 	}
 }
 
-// A signal that comes while a shell still decodes a cell ends nothing, and takes nothing away from the cell.
-func TestSignalBeforeACell(t *testing.T) {
+// A signal that arrives while a shell still decodes a cell does not change the cell.
+func TestSignalWhileCellIsDecoded(t *testing.T) {
 	g := newGuest(t, repl.Bash)
 	box, err := repl.Create(t.Context(), g, repl.Bash, "", "")
 	if err != nil {
@@ -410,16 +410,16 @@ func TestSignalBeforeACell(t *testing.T) {
 		g,
 		box,
 		repl.Cell{Code: `base64() { kill -INT 0; command base64 "$@"; }`},
-	) // the signal reaches all of the context
+	) // the signal reaches the whole group
 	for range 3 {
 		if got := run(t, &r, g, box, repl.Cell{Code: "echo 42"}); got.out != "42\n" {
-			t.Fatalf("a cell after a signal: %+v", got)
+			t.Fatalf("cell after a signal = %+v, want its whole output", got)
 		}
 	}
 }
 
 func TestMissingProgram(t *testing.T) {
 	if _, err := repl.ParseLanguage("cobol"); !errors.Is(err, guestapi.ErrInvalid) {
-		t.Errorf("cobol: %v, want ErrInvalid", err)
+		t.Errorf("ParseLanguage(cobol) = %v, want %v", err, guestapi.ErrInvalid)
 	}
 }

@@ -131,11 +131,11 @@ func TestProcess(t *testing.T) {
 			w := newFixture(t, opts...)
 			h, err := w.start(t, testContext(t), &pb.StartRequest{Process: bash("echo out; echo err >&2; exit 3")}, nil)
 			if err != nil || h.out != "out\n" || h.err != "err\n" || h.end.GetExitCode() != 3 || h.pid == 0 {
-				t.Fatalf("heard %+v, %v", h, err)
+				t.Fatalf("output is %+v, %v", h, err)
 			}
 			h, err = w.start(t, testContext(t), &pb.StartRequest{Process: bash("kill -9 $$")}, nil)
 			if err != nil || h.end.GetExitCode() != -1 || h.end.GetExited() || h.end.GetStatus() != "signal: killed" {
-				t.Fatalf("killed: %+v, %v", h, err)
+				t.Fatalf("killed command: %+v, %v, want the signal", h, err)
 			}
 			_, err = w.start(
 				t,
@@ -144,13 +144,13 @@ func TestProcess(t *testing.T) {
 				nil,
 			)
 			if connect.CodeOf(err) != connect.CodeInvalidArgument {
-				t.Fatalf("missing program: %v", err)
+				t.Fatalf("Start(missing program) = %v, want %v", err, connect.CodeInvalidArgument)
 			}
 		})
 	}
 }
 
-// Input, size and signals come in requests of their own while the stream of the process is open.
+// Input, size and signals arrive in separate requests while the stream of the process is open.
 func TestInput(t *testing.T) {
 	w := newFixture(t)
 	ctx := testContext(t)
@@ -178,7 +178,7 @@ func TestInput(t *testing.T) {
 		},
 	)
 	if err != nil || h.out != "got hello\nclosed\n" {
-		t.Fatalf("heard %+v, %v", h, err)
+		t.Fatalf("output is %+v, %v", h, err)
 	}
 
 	tag := "shell"
@@ -189,7 +189,7 @@ func TestInput(t *testing.T) {
 		}
 		list, err := w.proc.List(ctx, connect.NewRequest(&pb.ListRequest{}))
 		if err != nil || len(list.Msg.GetProcesses()) != 1 || list.Msg.GetProcesses()[0].GetTag() != tag {
-			t.Errorf("list %v, %v", list, err)
+			t.Errorf("List() = %v, %v, want the one process with its tag", list, err)
 		}
 		if _, err := w.proc.SendSignal(ctx, connect.NewRequest(&pb.SendSignalRequest{Process: sel(h.pid),
 			Signal: pb.Signal_SIGNAL_SIGKILL})); err != nil {
@@ -197,24 +197,24 @@ func TestInput(t *testing.T) {
 		}
 	})
 	if err != nil || h.end.GetStatus() != "signal: killed" {
-		t.Fatalf("heard %+v, %v", h, err)
+		t.Fatalf("output is %+v, %v", h, err)
 	}
 	if _, err := w.proc.SendSignal(ctx, connect.NewRequest(&pb.SendSignalRequest{Process: sel(h.pid),
 		Signal: pb.Signal_SIGNAL_SIGTERM})); connect.CodeOf(
 		err,
 	) != connect.CodeNotFound {
-		t.Errorf("signal to an ended process: %v", err)
+		t.Errorf("SendSignal(exited process) = %v, want %v", err, connect.CodeNotFound)
 	}
 }
 
-// The client's deadline is the command's: at its end the command and its children are killed.
+// The client's deadline is the command's: when it passes, the command and its children are killed.
 func TestDeadlineKills(t *testing.T) {
 	w := newFixture(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 	defer cancel()
 	_, err := w.start(t, ctx, &pb.StartRequest{Process: bash("sleep 1000 & sleep 1000")}, nil)
 	if connect.CodeOf(err) != connect.CodeDeadlineExceeded {
-		t.Fatalf("error %v, want deadline_exceeded", err)
+		t.Fatalf("Start() = %v, want deadline_exceeded", err)
 	}
 	waitProcessGone(t, w)
 }
@@ -231,13 +231,13 @@ func waitProcessGone(t *testing.T, w *fixture) {
 			return
 		}
 		if time.Now().After(end) {
-			t.Fatalf("still there: %v", list.Msg.GetProcesses())
+			t.Fatalf("processes %v still run, want none", list.Msg.GetProcesses())
 		}
 		<-time.After(20 * time.Millisecond)
 	}
 }
 
-// A client that goes away does not end its command; a later one can connect to it and hears its end.
+// A client that goes away does not end its command; a later one can connect to it and gets its end.
 func TestDisconnect(t *testing.T) {
 	w := newFixture(t)
 	ctx, cancel := context.WithCancel(testContext(t))
@@ -249,7 +249,7 @@ func TestDisconnect(t *testing.T) {
 		func(h *processOutput) { pid = h.pid; cancel() },
 	)
 	if !errors.Is(err, context.Canceled) && connect.CodeOf(err) != connect.CodeCanceled {
-		t.Fatalf("error %v, want canceled", err)
+		t.Fatalf("Start() = %v, want canceled", err)
 	}
 	sel := &pb.ProcessSelector{Selector: &pb.ProcessSelector_Pid{Pid: pid}}
 	stream, err := w.proc.Connect(testContext(t), connect.NewRequest(&pb.ConnectRequest{Process: sel}))
@@ -279,7 +279,7 @@ func TestDisconnect(t *testing.T) {
 		}
 	}
 	if stream.Err() != nil || end.GetExitCode() != 5 {
-		t.Fatalf("end %v, %v; want exit code 5", end, stream.Err())
+		t.Fatalf("end is %v, %v, want exit code 5", end, stream.Err())
 	}
 }
 
@@ -288,11 +288,11 @@ func TestFilesystem(t *testing.T) {
 	ctx := testContext(t)
 	made, err := w.files.MakeDir(ctx, connect.NewRequest(&fspb.MakeDirRequest{Path: w.dir + "/a/b"}))
 	if err != nil || made.Msg.GetEntry().GetType() != fspb.FileType_FILE_TYPE_DIRECTORY {
-		t.Fatalf("made %v, %v", made, err)
+		t.Fatalf("MakeDir() = %v, %v, want a directory", made, err)
 	}
 	_, err = w.files.MakeDir(ctx, connect.NewRequest(&fspb.MakeDirRequest{Path: w.dir + "/a/b"}))
 	if connect.CodeOf(err) != connect.CodeAlreadyExists {
-		t.Errorf("made twice: %v", err)
+		t.Errorf("second MakeDir() = %v, want %v", err, connect.CodeAlreadyExists)
 	}
 	if err := os.WriteFile(w.dir+"/a/f", []byte("12345"), 0o640); err != nil {
 		t.Fatal(err)
@@ -303,15 +303,15 @@ func TestFilesystem(t *testing.T) {
 	info, err := w.files.Stat(ctx, connect.NewRequest(&fspb.StatRequest{Path: w.dir + "/a/f"}))
 	if e := info.Msg.GetEntry(); err != nil || e.GetSize() != 5 || e.GetPermissions() != "-rw-r-----" ||
 		e.GetMode() != 0o640 {
-		t.Errorf("stat %v, %v", info, err)
+		t.Errorf("Stat() = %v, %v, want the file", info, err)
 	}
 	list, err := w.files.ListDir(ctx, connect.NewRequest(&fspb.ListDirRequest{Path: w.dir + "/a"}))
 	if err != nil || len(list.Msg.GetEntries()) != 3 {
-		t.Fatalf("list %v, %v", list, err)
+		t.Fatalf("ListDir() = %v, %v, want all entries", list, err)
 	}
 	for _, e := range list.Msg.GetEntries() {
 		if e.GetName() == "l" && (e.GetType() != fspb.FileType_FILE_TYPE_SYMLINK || e.GetSymlinkTarget() != "f") {
-			t.Errorf("link %v", e)
+			t.Errorf("entry of a link is %v, want its target", e)
 		}
 	}
 	if _, err := w.files.Move(ctx, connect.NewRequest(&fspb.MoveRequest{Source: w.dir + "/a/f",
@@ -326,7 +326,7 @@ func TestFilesystem(t *testing.T) {
 		if _, err := w.files.ListDir(ctx, connect.NewRequest(&fspb.ListDirRequest{Path: path})); connect.CodeOf(
 			err,
 		) != want {
-			t.Errorf("list %q: %v, want %v", path, err, want)
+			t.Errorf("ListDir(%q) = %v, want %v", path, err, want)
 		}
 	}
 }
@@ -348,13 +348,13 @@ func TestWatchers(t *testing.T) {
 	}
 	id := polled.Msg.GetWatcherId()
 	if !stream.Receive() || stream.Msg().GetStart() == nil {
-		t.Fatalf("first message %v, %v", stream.Msg(), stream.Err())
+		t.Fatalf("first message is %v, %v, want start", stream.Msg(), stream.Err())
 	}
 	if err := os.WriteFile(filepath.Join(w.dir, "new"), []byte("x"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if !stream.Receive() || stream.Msg().GetFilesystem().GetName() != "new" {
-		t.Fatalf("event %v, %v", stream.Msg(), stream.Err())
+		t.Fatalf("event is %v, %v, want the new file", stream.Msg(), stream.Err())
 	}
 	for end := time.Now().Add(testTimeout); ; {
 		got, err := w.files.GetWatcherEvents(ctx, connect.NewRequest(&fspb.GetWatcherEventsRequest{WatcherId: id}))
@@ -365,7 +365,7 @@ func TestWatchers(t *testing.T) {
 			break
 		}
 		if time.Now().After(end) {
-			t.Fatal("a polled watcher saw nothing")
+			t.Fatal("a polled watcher reports no event, want the new file")
 		}
 		<-time.After(20 * time.Millisecond)
 	}
@@ -376,7 +376,7 @@ func TestWatchers(t *testing.T) {
 		connect.NewRequest(&fspb.GetWatcherEventsRequest{WatcherId: id})); connect.CodeOf(
 		err,
 	) != connect.CodeNotFound {
-		t.Errorf("events of a removed watcher: %v", err)
+		t.Errorf("GetWatcherEvents(removed watcher) = %v, want %v", err, connect.CodeNotFound)
 	}
 }
 
@@ -415,11 +415,11 @@ func TestFiles(t *testing.T) {
 	if status, text := w.http(t, "POST", "/files", url.Values{"path": {file}}, auth,
 		bytes.NewReader(data)); status != 200 ||
 		!strings.Contains(text, `"name":"f.bin"`) {
-		t.Fatalf("upload %d %s", status, text)
+		t.Fatalf("upload = %d %s, want 200", status, text)
 	}
 	if status, text := w.http(t, "GET", "/files", url.Values{"path": {file}}, auth, nil); status != 200 ||
 		text != string(data) {
-		t.Fatalf("download %d, %d bytes; want %d", status, len(text), len(data))
+		t.Fatalf("download = %d with %d bytes, want 200 with %d", status, len(text), len(data))
 	}
 	for name, c := range map[string]struct {
 		path   string
@@ -430,7 +430,7 @@ func TestFiles(t *testing.T) {
 		"no-token": {file, nil, 401}, "wrong-token": {file, http.Header{"X-Access-Token": {"x"}}, 401},
 	} {
 		if status, text := w.http(t, "GET", "/files", url.Values{"path": {c.path}}, c.header, nil); status != c.status {
-			t.Errorf("%s: %d %s, want %d", name, status, text, c.status)
+			t.Errorf("%s = %d %s, want %d", name, status, text, c.status)
 		}
 	}
 
@@ -449,7 +449,7 @@ func TestFiles(t *testing.T) {
 	header := http.Header{"X-Access-Token": {token}, "Content-Type": {parts.FormDataContentType()}}
 	if status, text := w.http(t, "POST", "/files", nil, header, &form); status != 200 ||
 		strings.Count(text, `"type":"file"`) != 2 {
-		t.Fatalf("parts: %d %s", status, text)
+		t.Fatalf("upload of parts = %d %s, want 200", status, text)
 	}
 	body, err := json.Marshal(
 		map[string]any{"source_paths": []string{w.dir + "/m/1", w.dir + "/m/2"}, "destination": w.dir + "/m/all"},
@@ -458,13 +458,13 @@ func TestFiles(t *testing.T) {
 		t.Fatal(err)
 	}
 	if status, text := w.http(t, "POST", "/files/compose", nil, auth, bytes.NewReader(body)); status != 200 {
-		t.Fatalf("compose: %d %s", status, text)
+		t.Fatalf("compose = %d %s, want 200", status, text)
 	}
 	if got, err := os.ReadFile(w.dir + "/m/all"); err != nil || string(got) != "12" {
-		t.Errorf("composed %q, %v", got, err)
+		t.Errorf("composed file is %q, %v, want all sources", got, err)
 	}
 	if left, err := os.ReadDir(w.dir + "/m"); err != nil || len(left) != 1 {
-		t.Errorf("left %v, %v", left, err)
+		t.Errorf("files %v are left, %v, want only the composed one", left, err)
 	}
 }
 
@@ -485,11 +485,11 @@ func TestSignedURLs(t *testing.T) {
 	}
 	if status, text := w.http(t, "POST", "/files", query("write", file, "", &until), nil,
 		strings.NewReader("x")); status != 200 {
-		t.Fatalf("signed upload: %d %s", status, text)
+		t.Fatalf("signed upload = %d %s, want 200", status, text)
 	}
 	if status, text := w.http(t, "GET", "/files", query("read", file, "root", nil), nil, nil); status != 200 ||
 		text != "x" {
-		t.Fatalf("signed download: %d %s", status, text)
+		t.Fatalf("signed download = %d %s, want 200", status, text)
 	}
 	other := query("read", file, "", nil)
 	other.Set("path", file+"2")
@@ -500,12 +500,12 @@ func TestSignedURLs(t *testing.T) {
 		"expired": query("read", file, "", &past),
 	} {
 		if status, text := w.http(t, "GET", "/files", q, nil, nil); status != 401 {
-			t.Errorf("%s: %d %s, want 401", name, status, text)
+			t.Errorf("%s = %d %s, want 401", name, status, text)
 		}
 	}
 }
 
-func TestStrangers(t *testing.T) {
+func TestRequestsWithoutToken(t *testing.T) {
 	w := newFixture(t)
 	for _, path := range []string{"/process.Process/List", "/filesystem.Filesystem/Stat", "/metrics", "/envs",
 		"/files/compose"} {
@@ -515,15 +515,15 @@ func TestStrangers(t *testing.T) {
 		}
 		if status, _ := w.http(t, method, path, nil, http.Header{"Content-Type": {"application/json"}},
 			strings.NewReader("{}")); status != 401 {
-			t.Errorf("%s let a stranger in: %d", path, status)
+			t.Errorf("%s without a token = %d, want 401", path, status)
 		}
 	}
 	if status, _ := w.http(t, "GET", "/health", nil, nil, nil); status != 204 {
-		t.Errorf("health %d, want 204", status)
+		t.Errorf("GET /health = %d, want 204", status)
 	}
 	for _, path := range []string{"/init", "/freeze", "/upgrade"} {
 		if status, _ := w.http(t, "POST", path, nil, http.Header{"X-Access-Token": {token}}, nil); status != 404 {
-			t.Errorf("%s answers %d, want 404", path, status)
+			t.Errorf("%s = %d, want 404", path, status)
 		}
 	}
 }
@@ -574,11 +574,11 @@ func TestMetadata(t *testing.T) {
 	} {
 		status, body := post(tt.h)
 		if status != tt.want {
-			t.Errorf("%s: %d %s", tt.name, status, body)
+			t.Errorf("%s = %d %s, want the metadata", tt.name, status, body)
 		}
 		st, err := w.files.Stat(testContext(t), connect.NewRequest(&fspb.StatRequest{Path: file}))
 		if err != nil || !maps.Equal(st.Msg.GetEntry().GetMetadata(), tt.has) {
-			t.Errorf("%s: %v, %v", tt.name, st, err)
+			t.Errorf("Stat() after %s = %v, %v, want the metadata", tt.name, st, err)
 		}
 	}
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/pandastack/pandastack/internal/ingress/e2b/envd"
 )
 
-// stubGuest is a guest with no processes and files, that remembers where it was written to.
+// stubGuest is a guest without processes and files that records the paths of writes.
 type stubGuest struct {
 	guestapi.Guest
 	written []string
@@ -67,20 +67,20 @@ func (*stubGuest) Watch(context.Context, string, string, bool) (guestapi.Watcher
 	return nil, guestapi.ErrNotFound
 }
 
-// serveRequest sends one request to the agent of an empty guest.
+// serveRequest sends one request to the agent of a stubGuest.
 func serveRequest(method, target string, h http.Header, body []byte) (*httptest.ResponseRecorder, *stubGuest) {
 	g := &stubGuest{}
 	s := envd.New()
 	defer s.Close()
 	r := httptest.NewRequest(method, "/", bytes.NewReader(body))
-	r.URL, _ = url.Parse(target) // the tests make it of escaped parts
+	r.URL, _ = url.Parse(target) // the tests build it from escaped parts
 	r.Header = h
 	w := httptest.NewRecorder()
 	s.Serve(w, r, envd.Target{ID: "sbxa", Generation: 1, Guest: g, AccessToken: token})
 	return w, g
 }
 
-// FuzzConnect: whatever stands in an envelope or a message, it is answered and nothing runs.
+// Any envelope and message gets a response, and no process starts.
 func FuzzConnect(f *testing.F) {
 	methods := []string{
 		"process.Process/Start", "process.Process/Connect", "process.Process/StreamInput", "process.Process/SendInput",
@@ -113,16 +113,16 @@ func FuzzConnect(f *testing.F) {
 		}
 		w, g := serveRequest(http.MethodPost, "/"+name, h, body)
 		if w.Code < 200 || w.Code > 599 || len(g.written) > 0 || g.read {
-			t.Errorf("%s with %q: %d, wrote %v", name, body, w.Code, g.written)
+			t.Errorf("%s with %q = %d and wrote %v, want a response and no write", name, body, w.Code, g.written)
 		}
 		h.Del("X-Access-Token")
 		if w, _ := serveRequest(http.MethodPost, "/"+name, h, body); w.Code != http.StatusUnauthorized {
-			t.Errorf("%s without a token: %d", name, w.Code)
+			t.Errorf("%s without a token = %d, want 401", name, w.Code)
 		}
 	})
 }
 
-// FuzzUpload: a body of parts is taken whole or refused; what is written has a name.
+// A body of parts is written wholly or refused, and every written file has a name.
 func FuzzUpload(f *testing.F) {
 	f.Add("--b\r\nContent-Disposition: form-data; name=\"file\"; filename=\"/a\"\r\n\r\nx\r\n--b--\r\n", "b")
 	f.Add("--b\r\nContent-Disposition: form-data; name=file; filename*=utf-8''%2e%2e\r\n\r\n", "b")
@@ -133,17 +133,17 @@ func FuzzUpload(f *testing.F) {
 		}
 		w, g := serveRequest(http.MethodPost, "/files", h, []byte(body))
 		if (w.Code == http.StatusOK) && len(g.written) == 0 || w.Code >= 500 {
-			t.Errorf("%q: %d %s, wrote %q", body, w.Code, w.Body, g.written)
+			t.Errorf("upload of %q = %d %s and wrote %q", body, w.Code, w.Body, g.written)
 		}
 		for _, name := range g.written {
 			if name == "" || !strings.Contains(body, "file") {
-				t.Errorf("%q wrote to %q", body, name)
+				t.Errorf("upload of %q wrote to %q, want a name", body, name)
 			}
 		}
 	})
 }
 
-// FuzzSignature: nothing but the signature of exactly this file, user, operation and end opens it.
+// Only the signature of exactly this file, user, operation and expiration gives access.
 func FuzzSignature(f *testing.F) {
 	end := time.Now().Add(time.Hour).Unix()
 	good := envd.Sign("/a", "read", "user", token, &end)
@@ -161,12 +161,13 @@ func FuzzSignature(f *testing.F) {
 		opens := file != "" && signature == envd.Sign(file, "read", user, token, given) &&
 			(until == "" || err == nil && n >= time.Now().Unix()-1)
 		if g.read && !opens {
-			t.Errorf("%q of %q until %q was opened by %q", file, user, until, signature)
+			t.Errorf("%q of %q until %q is accessible with %q, want it only with its signature", file, user, until,
+				signature)
 		}
 	})
 }
 
-// FuzzMetadata: what is kept is what was sent, in lower case and within bounds.
+// Stored metadata is what was sent, with lower-case keys and within bounds.
 func FuzzMetadata(f *testing.F) {
 	f.Add("Author", "me")
 	f.Add("", "")
@@ -176,7 +177,7 @@ func FuzzMetadata(f *testing.F) {
 		w, g := serveRequest(http.MethodPost, "/files?path=a", h, []byte("x"))
 		if w.Code == http.StatusOK && (key == "" || len(key)+len(value) > 4096 || len(g.written) != 1) ||
 			w.Code != http.StatusOK && len(g.written) > 0 {
-			t.Errorf("%q=%q: %d, wrote %v", key, value, w.Code, g.written)
+			t.Errorf("metadata %q=%q = %d and wrote %v", key, value, w.Code, g.written)
 		}
 	})
 }

@@ -22,7 +22,7 @@ import (
 	"github.com/pandastack/pandastack/internal/ingress/repl"
 )
 
-// fixture is the interpreter over the guest agent as a plain process of this machine.
+// fixture is an interpreter over the guest agent as a plain process of this machine.
 type fixture struct {
 	t   *testing.T
 	url string
@@ -61,12 +61,12 @@ func (w *fixture) call(method, path, body string) (int, string) {
 	return res.StatusCode, string(data)
 }
 
-// run executes a cell and gives its lines.
+// run executes a cell and returns the lines of the response.
 func (w *fixture) run(body string) []map[string]any {
 	w.t.Helper()
 	status, text := w.call("POST", "/execute", body)
 	if status != 200 {
-		w.t.Fatalf("%s: %d %s", body, status, text)
+		w.t.Fatalf("execute %s: status %d, %s", body, status, text)
 	}
 	var out []map[string]any
 	for line := range strings.Lines(text) {
@@ -79,7 +79,7 @@ func (w *fixture) run(body string) []map[string]any {
 	return out
 }
 
-// kinds gives the types of lines, in order.
+// kinds returns the types of lines, in order.
 func kinds(lines []map[string]any) string {
 	var all []string
 	for _, l := range lines {
@@ -89,11 +89,11 @@ func kinds(lines []map[string]any) string {
 	return strings.Join(all, " ")
 }
 
-// TestExecute: what a cell does comes line by line, and the last line says that it has ended.
+// The events of a cell are lines, and the last line is its end.
 func TestExecute(t *testing.T) {
 	w := newFixture(t)
 	if status, text := w.call("GET", "/health", ""); status != 200 || strings.TrimSpace(text) != `"OK"` {
-		t.Errorf("health: %d %s", status, text)
+		t.Errorf("GET /health = %d %s, want 200", status, text)
 	}
 	got := w.run(`{"code":"import os\nprint('grüße')\nos.environ['A']","env_vars":{"A":"b"}}`)
 	if kinds(got) != "number_of_executions stdout result end_of_execution" || got[0]["execution_count"] != 1.0 ||
@@ -101,38 +101,38 @@ func TestExecute(t *testing.T) {
 		got[1]["timestamp"] == nil ||
 		got[2]["text"] != "'b'" ||
 		got[2]["is_main_result"] != true {
-		t.Errorf("lines %v", got)
+		t.Errorf("lines are %v, want the output, the result and the end", got)
 	}
 	got = w.run(`{"code":"import sys; 1/0 if print('x', file=sys.stderr) is None else 0","language":"python"}`)
-	// The outputs are streams of their own: what is printed there comes before the end, and not before anything else.
+	// The outputs are separate streams: their text comes before the end, in no order with the other lines.
 	failed := got[slices.IndexFunc(got, func(l map[string]any) bool { return l["type"] == "error" })]
 	if k := kinds(got); !strings.HasSuffix(k, " end_of_execution") || !strings.Contains(k, "stderr") ||
 		got[0]["execution_count"] != 2.0 ||
 		failed["name"] != "ZeroDivisionError" ||
 		failed["value"] != "division by zero" ||
 		failed["traceback"] == "" {
-		t.Errorf("lines of a failing cell %v", got)
+		t.Errorf("lines of a failing cell are %v, want its error", got)
 	}
 	got = w.run(
 		`{"code":"class T:\n  def _repr_html_(self): return '<b>'\n  def _repr_mimebundle_(self, **k): return ` +
 			`{'text/html': '<b>', 'a/b': 1, 'application/vnd.pandastack.chart+json': {'type': 'pie'}}\nT()"}`,
 	)
 	if kinds(got) != "number_of_executions result end_of_execution" {
-		t.Fatalf("lines of a rich value %v", got)
+		t.Fatalf("lines of a rich value are %v, want a result", got)
 	}
 	chart, _ := got[1]["chart"].(map[string]any)
 	extra, _ := got[1]["extra"].(map[string]any)
 	if got[1]["html"] != "<b>" || chart["type"] != "pie" || extra["a/b"] != 1.0 {
-		t.Errorf("a rich value %v", got[1])
+		t.Errorf("rich value is %v, want all its representations", got[1])
 	}
 	got = w.run(`{"code":"import os; os._exit(3)"}`)
 	if k := kinds(got); !strings.HasSuffix(k, "error unexpected_end_of_execution") {
-		t.Errorf("lines of a cell that ends its program: %s", k)
+		t.Errorf("lines of a cell that ends its driver are %s, want an unexpected end", k)
 	}
 }
 
-// TestAnswerBegins: the head of the answer comes while a cell still says nothing: clients measure its time from then.
-func TestAnswerBegins(t *testing.T) {
+// The header of the response is sent before the first output of a cell, since clients measure its time from then.
+func TestHeaderIsSentBeforeOutput(t *testing.T) {
 	w := newFixture(t)
 	mark := filepath.Join(t.TempDir(), "go-on")
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -151,7 +151,7 @@ func TestAnswerBegins(t *testing.T) {
 	}
 	res, err := http.DefaultClient.Do(r)
 	if err != nil {
-		t.Fatalf("no answer began: %v", err)
+		t.Fatalf("no header while the cell runs: %v", err)
 	}
 	defer res.Body.Close()
 	if err := os.WriteFile(mark, nil, 0o644); err != nil {
@@ -159,11 +159,11 @@ func TestAnswerBegins(t *testing.T) {
 	}
 	if text, err := io.ReadAll(res.Body); err != nil || res.StatusCode != 200 ||
 		!strings.Contains(string(text), `"42"`) {
-		t.Errorf("%d %s, %v", res.StatusCode, text, err)
+		t.Errorf("response is %d %s, %v, want 200 and the end", res.StatusCode, text, err)
 	}
 }
 
-// TestContexts: contexts are made, listed, started anew under their ids, and ended.
+// Contexts are created, listed, restarted with the same id, and ended.
 func TestContexts(t *testing.T) {
 	w := newFixture(t)
 	var one struct{ ID, Language, Cwd string }
@@ -171,30 +171,30 @@ func TestContexts(t *testing.T) {
 	if err := json.Unmarshal([]byte(text), &one); err != nil || status != 201 || one.ID == "" ||
 		one.Language != "python" ||
 		one.Cwd != "/tmp" {
-		t.Fatalf("made: %d %s", status, text)
+		t.Fatalf("create context = %d %s, want 201", status, text)
 	}
 	in := func(code string) []map[string]any {
 		return w.run(`{"context_id":"` + one.ID + `","code":"` + code + `"}`)
 	}
 	in("x = 41")
 	if got := in("x + 1"); got[1]["text"] != "42" {
-		t.Errorf("the context forgot: %v", got)
+		t.Errorf("lines of the second cell are %v, want the variable of the first", got)
 	}
 	if got := w.run(`{"code":"x"}`); kinds(got) != "number_of_executions error end_of_execution" {
-		t.Errorf("the default context knows the other's variables: %v", got)
+		t.Errorf("lines in the default context are %v, want no variable of the other one", got)
 	}
 	if _, text := w.call("GET", "/contexts", ""); strings.Count(text, `"id"`) != 2 || !strings.Contains(text, one.ID) {
-		t.Errorf("contexts %s", text)
+		t.Errorf("contexts are %s, want both", text)
 	}
 	if status, text := w.call("POST", "/contexts/"+one.ID+"/restart", ""); status != 200 ||
 		!strings.Contains(text, one.ID) {
-		t.Errorf("restart: %d %s", status, text)
+		t.Errorf("restart = %d %s, want 200", status, text)
 	}
 	if got := in("x"); kinds(got) != "number_of_executions error end_of_execution" || got[0]["execution_count"] != 1.0 {
-		t.Errorf("after a restart: %v", got)
+		t.Errorf("lines after a restart are %v, want no variable", got)
 	}
 	if status, text := w.call("DELETE", "/contexts/"+one.ID, ""); status != 204 {
-		t.Errorf("delete: %d %s", status, text)
+		t.Errorf("delete = %d %s, want 204", status, text)
 	}
 	for _, tt := range []struct {
 		method, path, body string
@@ -216,7 +216,7 @@ func TestContexts(t *testing.T) {
 		{"GET", "/nothing", "", 404},
 	} {
 		if status, text := w.call(tt.method, tt.path, tt.body); status != tt.status {
-			t.Errorf("%s %s %.60s: %d %.200s, want %d", tt.method, tt.path, tt.body, status, text, tt.status)
+			t.Errorf("%s %s %.60s = %d %.200s, want %d", tt.method, tt.path, tt.body, status, text, tt.status)
 		}
 	}
 }

@@ -2,8 +2,7 @@ package execstream
 
 import "testing"
 
-// FuzzControl: a text message of a terminal is typed or a size, never both, and nothing is lost that is
-// no object of a known form.
+// A text message of a terminal is input or a size, never both, and text that is no known object is input unchanged.
 func FuzzControl(f *testing.F) {
 	f.Add([]byte(`{"resize":{"rows":1,"cols":2}}`))
 	f.Add([]byte(`{"type":"stdin","data":"x"}`))
@@ -11,10 +10,10 @@ func FuzzControl(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		input, size := parse(data)
 		if size != nil && len(input) > 0 {
-			t.Errorf("%q is both", data)
+			t.Errorf("parse(%q) returns input and a size, want one", data)
 		}
 		if len(data) > 0 && data[0] != '{' && data[0] > ' ' && string(input) != string(data) {
-			t.Errorf("%q was typed as %q", data, input)
+			t.Errorf("parse(%q) = %q, want it unchanged", data, input)
 		}
 	})
 }

@@ -21,9 +21,9 @@ import (
 // testTimeout bounds every wait of the tests.
 const testTimeout = 60 * time.Second
 
-// guest runs processes that do what the test says.
+// guest runs scripted processes.
 type guest struct {
-	guestapi.Guest // nil: what is not used here is not there
+	guestapi.Guest // nil: other methods panic
 
 	mu      sync.Mutex
 	started []guestapi.ProcessSpec
@@ -77,14 +77,14 @@ func (g *guest) sent() []int {
 	return append([]int(nil), g.signals...)
 }
 
-// process gives its events and then, with hang, nothing until it is killed.
+// process returns its events and then, with hang, waits until it is killed.
 type process struct {
 	pid    uint32
 	events []guestapi.Event
 	hang   bool
-	echo   bool // what is typed comes back; "exit\n" ends it
+	echo   bool // input comes back as output; "exit\n" ends it
 
-	echoed int64 // bytes; used by the one who follows
+	echoed int64 // bytes; used only by Next
 
 	once  sync.Once
 	dead  chan struct{}
@@ -96,7 +96,7 @@ type process struct {
 	sizes []guestapi.Size
 }
 
-// proc gives events at offsets that follow from their lengths.
+// proc returns a process with events, whose offsets it sets from their lengths.
 func proc(events ...guestapi.Event) *process {
 	var at guestapi.Offsets
 	for i, e := range events {
@@ -180,7 +180,7 @@ func errs(s string) guestapi.Event {
 	return guestapi.Event{Stream: guestapi.StreamStderr, Data: []byte(s)}
 }
 
-// killed is how a command ends that its machine had no memory for.
+// killed is the exit of a command that ran out of memory.
 var killed = guestapi.Event{Exit: &guestapi.Exit{Code: 137, Signal: 9, OutOfMemory: true}}
 
 func exit(code int) guestapi.Event { return guestapi.Event{Exit: &guestapi.Exit{Code: code}} }
@@ -226,20 +226,20 @@ func TestExec(t *testing.T) {
 			g := newGuest(func(guestapi.ProcessSpec) (*process, error) { return tt.p, tt.err })
 			got, err := execstream.Exec(t.Context(), g, tt.req)
 			if api.CodeOf(err) != tt.code {
-				t.Fatalf("error = %v, want code %q", err, tt.code)
+				t.Fatalf("Exec() = %v, want code %q", err, tt.code)
 			}
 			if got.Stdout != tt.want.Stdout || got.Stderr != tt.want.Stderr || got.ExitCode != tt.want.ExitCode ||
 				got.OutOfMemory != tt.want.OutOfMemory {
-				t.Errorf("got %+v, want %+v", got, tt.want)
+				t.Errorf("Exec() = %+v, want %+v", got, tt.want)
 			}
 			if e, ok := errors.AsType[*api.Error](err); ok && tt.code == api.Timeout {
 				if e.Message != "command timeout after 1.5s" || e.Details["stdout"] != "part" ||
 					e.Details["duration_ms"] == nil {
-					t.Errorf("timeout = %q %v", e.Message, e.Details)
+					t.Errorf("timeout error is %q with %v, want the output so far", e.Message, e.Details)
 				}
 			}
 			if tt.req.Stdin != nil && tt.p.stdin.String() != in {
-				t.Errorf("stdin %q", tt.p.stdin.String())
+				t.Errorf("standard input was %q", tt.p.stdin.String())
 			}
 		})
 	}
@@ -252,11 +252,12 @@ func TestExecBoundsOutput(t *testing.T) {
 	)
 	got, err := execstream.Exec(t.Context(), g, api.ExecRequest{Cmd: "x"})
 	if err != nil || len(got.Stdout) != api.MaxOutput || !got.StdoutTruncated || got.StderrTruncated {
-		t.Errorf("%d bytes, truncated %v %v, %v", len(got.Stdout), got.StdoutTruncated, got.StderrTruncated, err)
+		t.Errorf("Exec() = %d bytes, truncated %v and %v, %v, want %d bytes and only stdout truncated",
+			len(got.Stdout), got.StdoutTruncated, got.StderrTruncated, err, api.MaxOutput)
 	}
 }
 
-func TestExecKillsWhenNobodyWaits(t *testing.T) {
+func TestExecKillsWhenClientIsGone(t *testing.T) {
 	p := proc(out("a"))
 	p.hang = true
 	g := newGuest(func(guestapi.ProcessSpec) (*process, error) { return p, nil })
@@ -268,14 +269,14 @@ func TestExecKillsWhenNobodyWaits(t *testing.T) {
 	}()
 	cancel()
 	if err := <-done; api.CodeOf(err) != api.Canceled {
-		t.Errorf("error = %v, want canceled", err)
+		t.Errorf("Exec() = %v, want canceled", err)
 	}
 	if s := g.sent(); len(s) > 1 || len(s) == 1 && s[0] != 9 {
-		t.Errorf("signals %v, want one kill", s)
+		t.Errorf("signals are %v, want one kill", s)
 	}
 }
 
-// serve answers with h over HTTP and gives the address.
+// serve serves h over HTTP and returns the address.
 func serve(t *testing.T, h http.HandlerFunc) string {
 	t.Helper()
 	srv := httptest.NewServer(h)
@@ -336,9 +337,8 @@ func TestToSSE(t *testing.T) {
 	}
 }
 
-// TestAttachTakesUpAgain cuts a stream after every event and takes it up with the event's id: no
-// character may be lost or come twice.
-func TestAttachTakesUpAgain(t *testing.T) {
+// A stream that is cut after any event and resumed with the id of the event loses no character and repeats none.
+func TestAttachResumes(t *testing.T) {
 	const text = "aé€😀b€c"
 	p := proc()
 	for i := range len(text) {
@@ -376,7 +376,7 @@ func TestAttachTakesUpAgain(t *testing.T) {
 		got += chunk
 	}
 	if got != text || !ended {
-		t.Errorf("got %q, ended %v; want %q", got, ended, text)
+		t.Errorf("resumed text is %q, ended %v, want %q", got, ended, text)
 	}
 }
 
@@ -479,10 +479,10 @@ func TestExecMux(t *testing.T) {
 	select {
 	case <-served:
 	case <-time.After(testTimeout):
-		t.Fatal("the connection closed and its command was not killed")
+		t.Fatal("the command runs after its connection closed, want it killed")
 	}
 	if s := g.sent(); len(s) != 2 || s[0] != 9 || s[1] != 9 {
-		t.Errorf("signals %v, want two kills: of the canceled command and of the one left", s)
+		t.Errorf("signals are %v, want two kills: of the canceled command and of the last one", s)
 	}
 }
 
@@ -533,22 +533,22 @@ func TestTerminal(t *testing.T) {
 	}
 	send(t, c, websocket.MessageBinary, "exit\n")
 	if got := receive(t, c); got != `{"exit":5,"type":"exit","code":5}` {
-		t.Errorf("last message %s", got)
+		t.Errorf("last message is %s, want the exit", got)
 	}
 	if _, _, err := c.Read(t.Context()); websocket.CloseStatus(err) != websocket.StatusNormalClosure {
-		t.Errorf("end: %v, want a normal close", err)
+		t.Errorf("end is %v, want a normal close", err)
 	}
 	<-served
 	if len(p.sizes) != 2 || p.sizes[0] != (guestapi.Size{Rows: 10, Cols: 20}) ||
 		p.sizes[1] != (guestapi.Size{Rows: 30, Cols: 40}) {
-		t.Errorf("sizes %v", p.sizes)
+		t.Errorf("sizes are %v, want those of the client", p.sizes)
 	}
 	if s := g.started[0]; s.PTY == nil || *s.PTY != (guestapi.Size{Rows: 24, Cols: 80}) || s.Env["TERM"] == "" ||
 		!strings.Contains(s.Shell, "bash -l") {
-		t.Errorf("started %+v", s)
+		t.Errorf("started %+v, want a login shell in a terminal", s)
 	}
 	if len(g.sent()) != 0 {
-		t.Errorf("a program that ended was sent %v", g.sent())
+		t.Errorf("signals to an exited program: %v, want none", g.sent())
 	}
 }
 
@@ -560,10 +560,10 @@ func TestTerminalIsHungUp(t *testing.T) {
 	select {
 	case <-served:
 	case <-time.After(testTimeout):
-		t.Fatal("the terminal lives on")
+		t.Fatal("the terminal still runs, want it hung up")
 	}
 	if s := g.sent(); len(s) != 1 || s[0] != 1 {
-		t.Errorf("signals %v, want a hang-up", s)
+		t.Errorf("signals are %v, want a hang-up", s)
 	}
 }
 
@@ -571,14 +571,14 @@ func TestSilentTerminalOnlyCloses(t *testing.T) {
 	p := proc(guestapi.Event{Stream: guestapi.StreamPTY, Data: []byte("bye")}, exit(3))
 	c, _, _ := terminal(t, execstream.Terminal{Silent: true}, p)
 	if got := receive(t, c); got != "bye" {
-		t.Errorf("got %q", got)
+		t.Errorf("first message is %q", got)
 	}
 	if kind, b, err := c.Read(t.Context()); websocket.CloseStatus(err) != websocket.StatusNormalClosure {
-		t.Errorf("got %v %q %v, want a normal close and no message", kind, b, err)
+		t.Errorf("last message is %v %q, %v, want a normal close without a message", kind, b, err)
 	}
 }
 
-func TestSharedTerminalGoesOn(t *testing.T) {
+func TestSharedTerminalKeepsRunning(t *testing.T) {
 	p := proc()
 	p.echo = true
 	term := execstream.Terminal{Shared: "pair", Size: guestapi.Size{Rows: 9, Cols: 8}, ReadOnly: true}
@@ -591,12 +591,12 @@ func TestSharedTerminalGoesOn(t *testing.T) {
 	select {
 	case <-served:
 	case <-time.After(testTimeout):
-		t.Fatal("the viewer is not let go of")
+		t.Fatal("the stream of the viewer is open, want it closed")
 	}
 	if s := g.sent(); len(s) != 0 || g.started[0].Tag != "terminal:pair" {
-		t.Errorf("the program %+v was sent %v when its viewer left", g.started[0], s)
+		t.Errorf("signals to %+v when its viewer left: %v, want none", g.started[0], s)
 	}
 	if p.stdin.Len() != 0 || len(p.sizes) != 0 {
-		t.Errorf("one who may only look typed %q and gave sizes %v", p.stdin.String(), p.sizes)
+		t.Errorf("a read-only client typed %q and set sizes %v, want nothing", p.stdin.String(), p.sizes)
 	}
 }

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-func TestFresh(t *testing.T) {
+func TestAppended(t *testing.T) {
 	for _, tt := range []struct{ name, seen, now, want string }{
 		{"first", "", "abc", "abc"},
 		{"same", "abc", "abc", ""},
@@ -19,14 +19,14 @@ func TestFresh(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if got := appended(tt.seen, tt.now); got != tt.want {
-				t.Errorf("fresh(%q, %q) = %q, want %q", tt.seen, tt.now, got, tt.want)
+				t.Errorf("appended(%q, %q) = %q, want %q", tt.seen, tt.now, got, tt.want)
 			}
 		})
 	}
 }
 
-// FuzzFresh holds the fast search against the plain one.
-func FuzzFresh(f *testing.F) {
+// The fast search finds what a plain search finds.
+func FuzzAppended(f *testing.F) {
 	f.Add("abcab", "cabx")
 	f.Fuzz(func(t *testing.T, seen, now string) {
 		want := now
@@ -40,7 +40,7 @@ func FuzzFresh(f *testing.F) {
 			want = now[len(seen):]
 		}
 		if got := appended(seen, now); got != want {
-			t.Errorf("fresh(%q, %q) = %q, want %q", seen, now, got, want)
+			t.Errorf("appended(%q, %q) = %q, want %q", seen, now, got, want)
 		}
 	})
 }
