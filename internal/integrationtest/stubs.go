@@ -8,8 +8,8 @@ import (
 	"net/netip"
 	"os"
 
+	"github.com/pandastack/pandastack/internal/contract/guestlink"
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
-	"github.com/pandastack/pandastack/internal/host/guestlink"
 	"github.com/pandastack/pandastack/internal/host/machine"
 	"github.com/pandastack/pandastack/internal/vmm"
 )

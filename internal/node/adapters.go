@@ -8,8 +8,8 @@ import (
 	"os"
 
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
+	"github.com/pandastack/pandastack/internal/contract/guestlink"
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
-	"github.com/pandastack/pandastack/internal/host/guestlink"
 	"github.com/pandastack/pandastack/internal/host/machine"
 	"github.com/pandastack/pandastack/internal/os/disk"
 	"github.com/pandastack/pandastack/internal/os/egress"

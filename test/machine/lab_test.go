@@ -22,10 +22,11 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
+	"github.com/pandastack/pandastack/internal/contract/guestlink"
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
+	"github.com/pandastack/pandastack/internal/control/guestdial"
 	"github.com/pandastack/pandastack/internal/host/agent"
 	"github.com/pandastack/pandastack/internal/host/bake"
-	"github.com/pandastack/pandastack/internal/host/guestlink"
 	"github.com/pandastack/pandastack/internal/host/machine"
 	"github.com/pandastack/pandastack/internal/host/snapshot"
 	"github.com/pandastack/pandastack/internal/image/imagebuild"
@@ -100,6 +101,11 @@ type lab struct {
 	dir  string
 	stop func() error
 	end  func(leave bool) error
+}
+
+// Guest returns the guest of a running machine.
+func (l *lab) Guest(ctx context.Context, id hostapi.MachineID) (guestapi.Guest, error) {
+	return guestdial.New(l.Host).Guest(ctx, id)
 }
 
 // data returns the prepared data directory.

@@ -39,20 +39,20 @@ func TestPublishedStartsFromPreMount(t *testing.T) {
 	for i, more := range []int{0, 64, 0} {
 		name := hostapi.TemplateName("ground" + string(rune('a'+i)))
 		var lines []string
-		made, err := l.Publish(
-			ctx,
-			hostapi.Publish{
-				Name:     name,
-				Snapshot: "layer",
-				DiskMiB:  disk + more,
-				User:     "root",
-				Workdir:  "/root",
-				Env:      map[string]string{"COLOUR": "red"},
-				Start:    "echo $COLOUR > /root/started; exec sleep 100000",
-				Ready:    "test -e /root/started",
-			},
-			func(_, line string) { lines = append(lines, line) },
-		)
+		progress, err := l.Publish(ctx, hostapi.Publish{
+			Name:     name,
+			Snapshot: "layer",
+			DiskMiB:  disk + more,
+			User:     "root",
+			Workdir:  "/root",
+			Env:      map[string]string{"COLOUR": "red"},
+			Start:    "echo $COLOUR > /root/started; exec sleep 100000",
+			Ready:    "test -e /root/started",
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		made, err := hostapi.AwaitPublish(ctx, progress, func(_, line string) { lines = append(lines, line) })
 		if err != nil {
 			t.Fatalf("%v\n%s", err, strings.Join(lines, "\n"))
 		}

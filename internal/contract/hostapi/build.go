@@ -56,13 +56,21 @@ type Builder interface {
 	Images(ctx context.Context) ([]Image, error)
 	// DeleteImage removes an image; machines and templates made of it stay.
 	DeleteImage(ctx context.Context, id ImageID) error
-	// Publish makes a template and answers when it can be used. log, which may be nil, is told what happens,
-	// one line at a time, by step: "boot", "start", "ready", "warm", "capture". When it fails, or ctx ends,
-	// nothing is left. A *PublishError says which step failed.
-	Publish(ctx context.Context, req Publish, log func(step, line string)) (Template, error)
+	// Publish makes a template. The stream reports the progress and ends with the template, which can be used then;
+	// closing it before cancels the work. After an error, or if ctx ends, nothing is left. A *PublishError says
+	// which step failed.
+	Publish(ctx context.Context, req Publish) (Stream[PublishProgress], error)
 	// DeleteTemplate removes a published template from the list at once, and its files when no machine runs
 	// on them any more. ErrUnsupported: it is not a published one.
 	DeleteTemplate(ctx context.Context, name TemplateName) error
+}
+
+// PublishProgress is a line of output of a step, "boot", "start", "ready", "warm" or "capture"; or the Template, which
+// is the last.
+type PublishProgress struct {
+	Step     string
+	Line     string
+	Template *Template
 }
 
 // PublishError says in which step a template could not be published.

@@ -6,6 +6,7 @@ package hostapi
 import (
 	"context"
 	"errors"
+	"net"
 	"slices"
 	"time"
 
@@ -236,6 +237,18 @@ type Event struct {
 	Console     []byte // as Host.Console, of a machine that died; nil if it could not be had
 }
 
+// GuestConn is a byte stream to the guest of a machine.
+type GuestConn struct {
+	net.Conn
+	Generation uint64 // of the machine; the stream ends with it
+}
+
+// LocalGuest is implemented by the Conn of a GuestConn whose other end is in the caller's process. The caller may then
+// use Guest, which is valid for the same generation, and save the work of the stream.
+type LocalGuest interface {
+	Guest() guestapi.Guest
+}
+
 // Host is a host agent. Every method may be called at once; operations on one machine wait for each
 // other. Ids that are not there answer ErrNotFound, except Destroy, which is right twice.
 type Host interface {
@@ -259,9 +272,9 @@ type Host interface {
 	// ErrInvalid: the policy is not possible.
 	SetEgress(ctx context.Context, id MachineID, policy Egress) error
 	Destroy(ctx context.Context, id MachineID, cause string) error
-	// Guest is the inside of a running machine, for one generation of it: after a restore it answers
-	// guestapi.ErrLost and must be asked for again.
-	Guest(ctx context.Context, id MachineID) (guestapi.Guest, error)
+	// DialGuest opens a byte stream to the guest of a running machine, on which the guest protocol is spoken (see
+	// package guestlink). It ends with the machine's generation. ErrWrongState: the machine does not run.
+	DialGuest(ctx context.Context, id MachineID) (GuestConn, error)
 	Usage(ctx context.Context, id MachineID) (Usage, error)
 	// Console is what the guest's kernel printed, the last 64 KiB.
 	Console(ctx context.Context, id MachineID) ([]byte, error)
@@ -279,8 +292,9 @@ type Host interface {
 	// StartBake begins to bake, or joins a bake under way; Templates shows how it goes. force bakes again.
 	StartBake(ctx context.Context, name TemplateName, force bool) error
 	Capacity(ctx context.Context) (Capacity, error)
-	// Events calls yield for what happens from now on, until ctx ends or yield answers an error.
-	Events(ctx context.Context, yield func(Event) error) error
+	// Events returns the events from now on. The stream ends with an error if the caller does not keep up; what was
+	// missed must then be found by comparing.
+	Events(ctx context.Context) (Stream[Event], error)
 }
 
 // What a host answers, compared with errors.Is; the wrapping text is for people.

@@ -166,11 +166,13 @@ func (a *buildRun) build(ctx context.Context) error {
 	}
 	from.Name = hostapi.TemplateName(a.row.ID)
 	from.Labels = a.labels()
-	t, err := a.s.host.Publish(
-		ctx,
-		from,
-		func(step, line string) { a.log.append(levelInfo, publishStep+" "+step, line) },
-	)
+	progress, err := a.s.host.Publish(ctx, from)
+	if err != nil {
+		return a.publishError(err)
+	}
+	t, err := hostapi.AwaitPublish(ctx, progress, func(step, line string) {
+		a.log.append(levelInfo, publishStep+" "+step, line)
+	})
 	if err != nil {
 		return a.publishError(err)
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
 	"github.com/pandastack/pandastack/internal/control/auth"
+	"github.com/pandastack/pandastack/internal/control/guestdial"
 	"github.com/pandastack/pandastack/internal/control/job"
 	"github.com/pandastack/pandastack/internal/control/store"
 	"github.com/pandastack/pandastack/internal/image/dockerfile"
@@ -109,6 +110,7 @@ type Service struct {
 	db        *store.DB
 	jobs      *job.Queue
 	host      hostapi.Host
+	guests    *guestdial.Dialer
 	templates Templates
 	sandboxes Sandboxes
 	registry  Registry
@@ -130,7 +132,8 @@ func New(cfg Config, deps Deps) (*Service, error) {
 		return nil, errors.New("build: directory, store, jobs, host, templates, sandboxes and log are required")
 	}
 	s := &Service{
-		cfg: cfg.withDefaults(), db: deps.Store, jobs: deps.Jobs, host: deps.Host, templates: deps.Templates,
+		cfg: cfg.withDefaults(), db: deps.Store, jobs: deps.Jobs, host: deps.Host,
+		guests: guestdial.New(deps.Host), templates: deps.Templates,
 		sandboxes: deps.Sandboxes, registry: deps.Registry, log: deps.Log, active: map[string]*buildRun{},
 		activated: make(chan struct{}), secrets: map[string]*api.RegistryAuth{}, orphans: map[string]time.Time{},
 	}

@@ -194,7 +194,7 @@ func (a *buildRun) createMachine(ctx context.Context, from origin) (*buildMachin
 	if err := a.onStep("machine"); err != nil {
 		return nil, err
 	}
-	guest, err := a.s.host.Guest(ctx, req.ID)
+	guest, err := a.s.guests.Guest(ctx, req.ID)
 	if err != nil {
 		return nil, err
 	}

@@ -29,6 +29,7 @@ func (s *Service) Run(ctx context.Context) error {
 	last, cancel := detached(ctx)
 	defer cancel()
 	uses.finish(last)
+	s.guests.Close()
 	return err
 }
 

@@ -105,7 +105,7 @@ func (s *Service) guestAndRecord(
 func (s *Service) openGuest(ctx context.Context, p auth.Principal, r record) (guestapi.Guest, record, error) {
 	s.activity.Touch(string(r.ID))
 	if r.State == api.Running { // the common case needs no lock
-		g, err := s.host.Guest(ctx, r.machineID())
+		g, err := s.guests.Guest(ctx, r.machineID())
 		if err == nil {
 			return s.wrapGuest(g, &r), r, nil
 		}
@@ -118,7 +118,7 @@ func (s *Service) openGuest(ctx context.Context, p auth.Principal, r record) (gu
 		return nil, r, err
 	}
 	defer release()
-	g, err := s.host.Guest(ctx, r.machineID())
+	g, err := s.guests.Guest(ctx, r.machineID())
 	if err != nil {
 		return nil, r, s.operationFailed(ctx, &r, err, "reach")
 	}
@@ -176,7 +176,7 @@ func viewUsage(u hostapi.Usage) api.Usage {
 func (s *Service) guestStats(ctx context.Context, id hostapi.MachineID, limit time.Duration) *api.GuestStats {
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, errGuestSilent)
 	defer cancel()
-	g, err := s.host.Guest(ctx, id)
+	g, err := s.guests.Guest(ctx, id)
 	if err != nil {
 		return nil
 	}

@@ -131,7 +131,7 @@ func (s *Service) listening(ctx context.Context, r *record) []guestapi.Port {
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, guestTimeout, errGuestSilent)
 	defer cancel()
-	g, err := s.host.Guest(ctx, r.machineID())
+	g, err := s.guests.Guest(ctx, r.machineID())
 	if err != nil {
 		return nil
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
 	"github.com/pandastack/pandastack/internal/control/auth"
+	"github.com/pandastack/pandastack/internal/control/guestdial"
 	"github.com/pandastack/pandastack/internal/control/sandbox/activity"
 	"github.com/pandastack/pandastack/internal/control/sandbox/keylock"
 	"github.com/pandastack/pandastack/internal/control/store"
@@ -72,6 +73,7 @@ type Service struct {
 	cfg       Config
 	db        *store.DB
 	host      hostapi.Host
+	guests    *guestdial.Dialer
 	templates Templates
 	log       *slog.Logger
 	observe   func(verb string, code api.Code, took time.Duration)
@@ -95,8 +97,8 @@ func New(cfg Config, deps Deps) (*Service, error) {
 		cfg.MaxEvents <= 0 {
 		return nil, errors.New("sandbox: the intervals, MaxFork and MaxEvents must be above zero: start from Defaults")
 	}
-	s := &Service{cfg: cfg, db: deps.Store, host: deps.Host, templates: deps.Templates, log: deps.Log,
-		observe: deps.Observe, instance: strings.ToLower(rand.Text())}
+	s := &Service{cfg: cfg, db: deps.Store, host: deps.Host, guests: guestdial.New(deps.Host),
+		templates: deps.Templates, log: deps.Log, observe: deps.Observe, instance: strings.ToLower(rand.Text())}
 	if s.observe == nil {
 		s.observe = func(string, api.Code, time.Duration) {}
 	}

@@ -10,12 +10,12 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/pandastack/pandastack/internal/contract/guestlink"
 	"github.com/pandastack/pandastack/internal/guest/agent"
 	"github.com/pandastack/pandastack/internal/guest/guesttest"
 	"github.com/pandastack/pandastack/internal/guest/process"
 	"github.com/pandastack/pandastack/internal/guest/server"
 	"github.com/pandastack/pandastack/internal/guest/system"
-	"github.com/pandastack/pandastack/internal/host/guestlink"
 )
 
 // channel returns the two ends of a socket pair.

@@ -10,8 +10,8 @@ import (
 	"time"
 
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
+	"github.com/pandastack/pandastack/internal/contract/guestlink"
 	"github.com/pandastack/pandastack/internal/guest/server"
-	"github.com/pandastack/pandastack/internal/host/guestlink"
 )
 
 // willing is a backend on which every Restore succeeds.

@@ -14,6 +14,7 @@ import (
 
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
+	"github.com/pandastack/pandastack/internal/control/guestdial"
 	"github.com/pandastack/pandastack/internal/host/agent"
 	"github.com/pandastack/pandastack/internal/host/bake"
 	"github.com/pandastack/pandastack/internal/host/machine"
@@ -128,7 +129,7 @@ func (w *fixture) create(req hostapi.Create) hostapi.Machine {
 // run runs a command in a guest and answers what it wrote.
 func (w *fixture) run(id hostapi.MachineID, shell string) string {
 	w.t.Helper()
-	guest, err := w.host.Guest(w.t.Context(), id)
+	guest, err := guestdial.New(w.host).Guest(w.t.Context(), id)
 	w.must(err)
 	p, err := guest.Start(w.t.Context(), guestapi.ProcessSpec{Shell: shell})
 	w.must(err)
@@ -283,10 +284,14 @@ func TestEvents(t *testing.T) {
 	ended := make(chan error, 1)
 	enough := errors.New("enough")
 	go func() {
-		ended <- w.host.Events(ctx, func(e hostapi.Event) error {
-			got <- e
-			return enough
-		})
+		events, err := w.host.Events(ctx)
+		if err != nil {
+			ended <- err
+			return
+		}
+		e, err := events.Recv(ctx)
+		got <- e
+		ended <- errors.Join(err, events.Close(), enough)
 	}()
 	for err := error(nil); err == nil; { // until the follower is there, machines die unheard
 		select {

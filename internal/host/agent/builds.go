@@ -176,20 +176,16 @@ func (h *Host) bootImage(ctx context.Context, req hostapi.Create) (hostapi.Machi
 }
 
 // Publish implements hostapi.Host.
-func (h *Host) Publish(
-	ctx context.Context,
-	req hostapi.Publish,
-	log func(step, line string),
-) (hostapi.Template, error) {
+func (h *Host) Publish(ctx context.Context, req hostapi.Publish) (hostapi.Stream[hostapi.PublishProgress], error) {
 	if err := exactlyOne(req.Snapshot != "", req.Image != "", req.Template != ""); err != nil {
-		return hostapi.Template{}, fmt.Errorf(
+		return nil, fmt.Errorf(
 			"publish template %s: name a snapshot, an image or a template, and one only: %w",
 			req.Name,
 			err,
 		)
 	}
 	if req.KeepMemory && req.Snapshot == "" {
-		return hostapi.Template{}, fmt.Errorf(
+		return nil, fmt.Errorf(
 			"publish template %s: only a snapshot has a memory to keep: %w",
 			req.Name,
 			hostapi.ErrInvalid,
@@ -197,11 +193,18 @@ func (h *Host) Publish(
 	}
 	from, err := h.publishSource(&req)
 	if err != nil {
-		return hostapi.Template{}, err
+		return nil, err
 	}
-	made, err := h.baker.Publish(ctx, req, from, log)
-	made.Host = h.id
-	return made, err
+	return hostapi.NewStream(ctx, func(ctx context.Context, send func(hostapi.PublishProgress) error) error {
+		made, err := h.baker.Publish(ctx, req, from, func(step, line string) {
+			_ = send(hostapi.PublishProgress{Step: step, Line: line}) // fails only if ctx has ended
+		})
+		if err != nil {
+			return err
+		}
+		made.Host = h.id
+		return send(hostapi.PublishProgress{Template: &made})
+	}), nil
 }
 
 // publishSource finds what is to be published and fills in the sizes that it has.

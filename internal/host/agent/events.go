@@ -38,23 +38,25 @@ func (h *hub) emit(e hostapi.Event) {
 }
 
 // Events implements hostapi.Host.
-func (h *Host) Events(ctx context.Context, yield func(hostapi.Event) error) error {
+func (h *Host) Events(ctx context.Context) (hostapi.Stream[hostapi.Event], error) {
 	ch := make(chan hostapi.Event, eventBuffer)
 	h.hub.subscribe(ch)
-	defer h.hub.unsubscribe(ch)
-	for {
-		select {
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		case e, ok := <-ch:
-			if !ok {
-				return errSlowSubscriber
-			}
-			if err := yield(e); err != nil {
-				return err
+	return hostapi.NewStream(ctx, func(ctx context.Context, send func(hostapi.Event) error) error {
+		defer h.hub.unsubscribe(ch)
+		for {
+			select {
+			case <-ctx.Done():
+				return context.Cause(ctx)
+			case e, ok := <-ch:
+				if !ok {
+					return errSlowSubscriber
+				}
+				if err := send(e); err != nil {
+					return err
+				}
 			}
 		}
-	}
+	}), nil
 }
 
 func (h *hub) subscribe(ch chan hostapi.Event) {

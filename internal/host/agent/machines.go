@@ -8,7 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/pandastack/pandastack/internal/contract/guestapi"
+	"github.com/pandastack/pandastack/internal/contract/guestpipe"
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
 	"github.com/pandastack/pandastack/internal/host/snapshot"
 )
@@ -149,9 +149,20 @@ func (h *Host) Destroy(ctx context.Context, id hostapi.MachineID, cause string) 
 	return h.machines.Destroy(ctx, id, cause)
 }
 
-// Guest implements hostapi.Host.
-func (h *Host) Guest(ctx context.Context, id hostapi.MachineID) (guestapi.Guest, error) {
-	return h.machines.Guest(ctx, id)
+// DialGuest implements hostapi.Host.
+func (h *Host) DialGuest(ctx context.Context, id hostapi.MachineID) (hostapi.GuestConn, error) {
+	if err := h.recovered(); err != nil {
+		return hostapi.GuestConn{}, err
+	}
+	g, err := h.machines.Guest(ctx, id)
+	if err != nil {
+		return hostapi.GuestConn{}, err
+	}
+	mc, err := h.machines.Get(id)
+	if err != nil {
+		return hostapi.GuestConn{}, err
+	}
+	return guestpipe.New(ctx, g, mc.Generation), nil
 }
 
 // Usage implements hostapi.Host.

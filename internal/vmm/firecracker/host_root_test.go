@@ -18,6 +18,7 @@ import (
 
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
+	"github.com/pandastack/pandastack/internal/control/guestdial"
 	"github.com/pandastack/pandastack/internal/host/agent"
 	"github.com/pandastack/pandastack/internal/host/bake"
 	"github.com/pandastack/pandastack/internal/host/blob/blobtest"
@@ -197,7 +198,7 @@ func (s *testHost) start(driver vmm.Driver, objects *agent.Objects) {
 // run runs a command in a guest and returns its output.
 func (s *testHost) run(id hostapi.MachineID, shell string) string {
 	s.t.Helper()
-	guest, err := s.host.Guest(s.t.Context(), id)
+	guest, err := guestdial.New(s.host).Guest(s.t.Context(), id)
 	s.must(err)
 	p, err := guest.Start(s.t.Context(), guestapi.ProcessSpec{Shell: shell})
 	s.must(err)

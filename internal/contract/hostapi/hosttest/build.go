@@ -93,7 +93,19 @@ func (h *Host) DeleteImage(ctx context.Context, id hostapi.ImageID) error {
 }
 
 // Publish implements hostapi.Host: Start, Ready and Warm run once in the small shell.
-func (h *Host) Publish(
+func (h *Host) Publish(ctx context.Context, req hostapi.Publish) (hostapi.Stream[hostapi.PublishProgress], error) {
+	return hostapi.NewStream(ctx, func(ctx context.Context, send func(hostapi.PublishProgress) error) error {
+		made, err := h.publish(ctx, req, func(step, line string) {
+			_ = send(hostapi.PublishProgress{Step: step, Line: line}) // fails only if ctx has ended
+		})
+		if err != nil {
+			return err
+		}
+		return send(hostapi.PublishProgress{Template: &made})
+	}), nil
+}
+
+func (h *Host) publish(
 	ctx context.Context,
 	req hostapi.Publish,
 	log func(step, line string),
@@ -104,9 +116,7 @@ func (h *Host) Publish(
 		if err != nil {
 			return err
 		}
-		if log != nil {
-			log("boot", "booted")
-		}
+		log("boot", "booted")
 		if err := runBuildCommands(ctx, req, in, log); err != nil {
 			return err
 		}
@@ -137,6 +147,7 @@ func (h *Host) publishSource(req hostapi.Publish) (hostapi.Template, *guestState
 	}
 	t := hostapi.Template{
 		Name:      req.Name,
+		Host:      h.id,
 		VCPUs:     req.VCPUs,
 		MemoryMiB: req.MemoryMiB,
 		DiskMiB:   req.DiskMiB,
@@ -205,9 +216,7 @@ func runBuildCommands(ctx context.Context, req hostapi.Publish, in *guestState, 
 		if command == "" {
 			return nil
 		}
-		if log != nil {
-			log(step, command)
-		}
+		log(step, command)
 		p, err := g.Start(
 			ctx,
 			guestapi.ProcessSpec{
@@ -231,9 +240,7 @@ func runBuildCommands(ctx context.Context, req hostapi.Publish, in *guestState, 
 			if ev.Exit != nil {
 				return nil
 			}
-			if log != nil {
-				log(step, strings.TrimRight(string(ev.Data), "\n"))
-			}
+			log(step, strings.TrimRight(string(ev.Data), "\n"))
 		}
 	}
 	if err := errors.Join(run("start", req.Start), run("ready", req.Ready)); err != nil {

@@ -86,6 +86,9 @@ func newGuest(in *guestState) *guest {
 	}
 }
 
+// Done is closed when the generation has ended.
+func (g *guest) Done() <-chan struct{} { return g.lost }
+
 // lose ends the generation: every call answers ErrLost from now on.
 func (g *guest) lose() { g.once.Do(func() { close(g.lost) }) }
 

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
+	"github.com/pandastack/pandastack/internal/contract/guestpipe"
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
 )
 
@@ -426,15 +427,24 @@ func wrongState(m *machine) error {
 	return fmt.Errorf("machine %s is %s: %w", m.ID, m.State, hostapi.ErrWrongState)
 }
 
-// Guest implements hostapi.Host.
-func (h *Host) Guest(ctx context.Context, id hostapi.MachineID) (guestapi.Guest, error) {
-	var g guestapi.Guest
+// DialGuest implements hostapi.Host.
+func (h *Host) DialGuest(ctx context.Context, id hostapi.MachineID) (hostapi.GuestConn, error) {
+	var c hostapi.GuestConn
 	err := h.withMachine(ctx, "guest", id, func(m *machine) error {
 		if m.State != hostapi.Running {
 			return wrongState(m)
 		}
-		g = m.guest
+		c = guestpipe.New(ctx, m.guest, m.Generation)
 		return nil
 	})
-	return g, err
+	return c, err
+}
+
+// Guest returns the guest of a running machine.
+func (h *Host) Guest(ctx context.Context, id hostapi.MachineID) (guestapi.Guest, error) {
+	c, err := h.DialGuest(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	return c.Conn.(hostapi.LocalGuest).Guest(), nil
 }

@@ -174,9 +174,9 @@ func (h *Host) Capacity(ctx context.Context) (hostapi.Capacity, error) {
 }
 
 // Events implements hostapi.Host.
-func (h *Host) Events(ctx context.Context, yield func(hostapi.Event) error) error {
+func (h *Host) Events(ctx context.Context) (hostapi.Stream[hostapi.Event], error) {
 	if err := h.runOp(ctx, "events", "", func() error { return nil }); err != nil {
-		return err
+		return nil, err
 	}
 	ch := make(chan hostapi.Event, 1024)
 	h.mu.Lock()
@@ -184,19 +184,21 @@ func (h *Host) Events(ctx context.Context, yield func(hostapi.Event) error) erro
 	h.nextSubscriber++
 	h.subscribers[id] = ch
 	h.mu.Unlock()
-	defer func() {
-		h.mu.Lock()
-		defer h.mu.Unlock()
-		delete(h.subscribers, id)
-	}()
-	for {
-		select {
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		case e := <-ch:
-			if err := yield(e); err != nil {
-				return err
+	return hostapi.NewStream(ctx, func(ctx context.Context, send func(hostapi.Event) error) error {
+		defer func() {
+			h.mu.Lock()
+			defer h.mu.Unlock()
+			delete(h.subscribers, id)
+		}()
+		for {
+			select {
+			case <-ctx.Done():
+				return context.Cause(ctx)
+			case e := <-ch:
+				if err := send(e); err != nil {
+					return err
+				}
 			}
 		}
-	}
+	}), nil
 }

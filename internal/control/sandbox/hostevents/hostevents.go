@@ -20,7 +20,7 @@ const maxPending = 1024
 
 // Source is a host that reports events. hostapi.Host has it.
 type Source interface {
-	Events(ctx context.Context, yield func(hostapi.Event) error) error
+	Events(ctx context.Context) (hostapi.Stream[hostapi.Event], error)
 }
 
 // Handler acts on one event. It may take its time: it delays only events of the same machine.
@@ -52,10 +52,7 @@ func New(source Source, handle Handler, missed func(), log *slog.Logger) *Dispat
 func (d *Dispatcher) Run(ctx context.Context) error {
 	defer d.workers.Wait()
 	for ctx.Err() == nil {
-		err := d.source.Events(ctx, func(e hostapi.Event) error {
-			d.dispatch(ctx, e)
-			return nil
-		})
+		err := d.follow(ctx)
 		if ctx.Err() != nil {
 			return nil
 		}
@@ -67,6 +64,22 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// follow dispatches the events of one stream until it ends.
+func (d *Dispatcher) follow(ctx context.Context) error {
+	events, err := d.source.Events(ctx)
+	if err != nil {
+		return err
+	}
+	defer events.Close()
+	for {
+		e, err := events.Recv(ctx)
+		if err != nil {
+			return err
+		}
+		d.dispatch(ctx, e)
+	}
 }
 
 // dispatch queues an event for its machine, and starts a worker if the machine has none. It does not wait.

@@ -15,8 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
+	"github.com/pandastack/pandastack/internal/contract/guestlink"
 	"github.com/pandastack/pandastack/internal/guest/server"
-	"github.com/pandastack/pandastack/internal/host/guestlink"
 )
 
 // stub serves a few requests; all others panic.

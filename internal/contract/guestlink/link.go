@@ -98,6 +98,16 @@ func (l *Link) Ready(ctx context.Context) error {
 // Done is closed when the link has ended, by Close or because the channel did.
 func (l *Link) Done() <-chan struct{} { return l.h.Done() }
 
+// Alive reports whether the link has not ended.
+func (l *Link) Alive() bool {
+	select {
+	case <-l.h.Done():
+		return false
+	default:
+		return true
+	}
+}
+
 // Close ends the link and waits for its goroutines. Processes in the guest keep running.
 func (l *Link) Close() error {
 	l.cancel(guestapi.ErrLost)

@@ -9,7 +9,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
-	"github.com/pandastack/pandastack/internal/host/guestlink"
+	"github.com/pandastack/pandastack/internal/contract/guestlink"
 	"github.com/pandastack/pandastack/internal/lib/mux"
 )
 
