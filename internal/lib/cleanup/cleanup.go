@@ -1,10 +1,10 @@
-// Package cleanup keeps the way back of an operation that makes several things.
+// Package cleanup undoes the steps of an operation that fails.
 //
-// It owns nothing but a list of named functions. Acquire, then push the undo on the next line; settle
-// the stack in a deferred call. When the operation failed, the functions run last-first and their
-// errors are joined to the one that caused it; when it went well they are forgotten.
+// It owns nothing but a list of named functions. Acquire a resource, then push its undo function on the next line;
+// settle the stack in a deferred call. If the operation failed, the functions run last-first and their errors are
+// joined to the one that caused it; if it succeeded they are forgotten.
 //
-// A Stack is used by one goroutine at a time. Its zero value is ready.
+// A Stack is used by one goroutine at a time. Its zero value is ready to use.
 package cleanup
 
 import (
@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// limit bounds, unless the caller says otherwise, one whole unwinding, so that a dead resource cannot hold a caller for ever.
+// limit is the default limit of one whole unwinding, so that a dead resource cannot hold a caller for ever.
 const limit = 2 * time.Minute
 
 type step struct {
@@ -25,17 +25,18 @@ type step struct {
 // Stack is a list of undo functions, run last-first.
 type Stack struct{ steps []step }
 
-// Push registers do as the way back from what was just acquired. name says what do does ("give slot").
+// Push registers do to undo the last step. name describes do ("release slot").
 func (s *Stack) Push(name string, do func(context.Context) error) {
 	s.steps = append(s.steps, step{name, do})
 }
 
-// Forget drops all registered functions: what they would undo now belongs to somebody else.
+// Forget drops all registered functions, for resources that now have another owner.
 func (s *Stack) Forget() { s.steps = nil }
 
-// Settle ends the operation: with err nil it forgets the stack and returns nil, otherwise it unwinds
-// and returns err joined with whatever the undo functions answered. The context's values are kept but
-// not its end: an operation that was cancelled is undone all the same, within two minutes.
+// Settle ends the operation: it forgets the stack if err is nil, and unwinds it otherwise.
+//
+// It returns err joined with the errors of the undo functions. The functions get the context's values but not its
+// end: a cancelled operation is undone all the same, within two minutes.
 func (s *Stack) Settle(ctx context.Context, err error) error {
 	if err == nil {
 		s.Forget()
@@ -47,8 +48,8 @@ func (s *Stack) Settle(ctx context.Context, err error) error {
 	return err
 }
 
-// Unwind runs all registered functions last-first and empties the stack. Every function runs, whatever
-// the ones before it answered. The context's end is not kept; two minutes is the limit of all together.
+// Unwind runs all registered functions last-first and empties the stack. Every function runs, even if earlier ones
+// failed. They do not see the end of ctx; two minutes is the limit for all together.
 func (s *Stack) Unwind(ctx context.Context) error { return s.UnwindWithin(ctx, limit) }
 
 // UnwindWithin is Unwind with another limit. Functions that run after it have a context that has ended.
@@ -56,7 +57,7 @@ func (s *Stack) UnwindWithin(ctx context.Context, limit time.Duration) error {
 	ctx, cancel := context.WithTimeoutCause(
 		context.WithoutCancel(ctx),
 		limit,
-		fmt.Errorf("undoing took longer than %v", limit),
+		fmt.Errorf("undo took longer than %v", limit),
 	)
 	defer cancel()
 	var all error

@@ -25,22 +25,22 @@ func TestSettleUnwindsLastFirst(t *testing.T) {
 	cause := errors.New("cause")
 	err := s.Settle(ctx, cause)
 	if !errors.Is(err, cause) || !errors.Is(err, broken) {
-		t.Errorf("error %v, want both the cause and what the undo answered", err)
+		t.Errorf("Settle: got error %v, want both the cause and the undo's error", err)
 	}
 	if errors.Is(err, context.Canceled) {
-		t.Errorf("error %v: an undo saw the cancelled context", err)
+		t.Errorf("Settle: got error %v: an undo saw the cancelled context", err)
 	}
 	if want := []string{"three", "two", "one"}; !slices.Equal(got, want) {
-		t.Errorf("ran %v, want %v", got, want)
+		t.Errorf("got undo order %v, want %v", got, want)
 	}
 	if err := s.Unwind(t.Context()); err != nil || len(got) != 3 {
-		t.Errorf("unwound twice: %v, %v", got, err)
+		t.Errorf("second Unwind: got %v, error %v", got, err)
 	}
 }
 
 func TestSettleForgetsOnSuccess(t *testing.T) {
 	var s cleanup.Stack
-	s.Push("one", func(context.Context) error { t.Error("ran"); return nil })
+	s.Push("one", func(context.Context) error { t.Error("undo ran after success"); return nil })
 	if err := s.Settle(t.Context(), nil); err != nil {
 		t.Fatal(err)
 	}
@@ -51,11 +51,11 @@ func TestSettleForgetsOnSuccess(t *testing.T) {
 
 func TestForget(t *testing.T) {
 	var s cleanup.Stack
-	s.Push("one", func(context.Context) error { t.Error("ran"); return nil })
+	s.Push("one", func(context.Context) error { t.Error("undo ran after Forget"); return nil })
 	s.Forget()
 	cause := errors.New("cause")
 	if err := s.Settle(t.Context(), cause); err != cause {
-		t.Fatalf("error %v, want the cause alone", err)
+		t.Fatalf("Settle: got error %v, want the cause alone", err)
 	}
 }
 
@@ -66,15 +66,15 @@ func TestUnwindWithin(t *testing.T) {
 		s.Push("last", func(context.Context) error { last = true; return nil })
 		s.Push("slow", func(ctx context.Context) error { <-ctx.Done(); return context.Cause(ctx) })
 		ended, cancel := context.WithCancel(t.Context())
-		cancel() // is no limit of the way back
+		cancel() // must not limit the undo
 		began := time.Now()
 		err := s.UnwindWithin(ended, 5*time.Second)
-		if err == nil || !strings.Contains(err.Error(), "slow: undoing took longer than 5s") ||
+		if err == nil || !strings.Contains(err.Error(), "slow: undo took longer than 5s") ||
 			time.Since(began) != 5*time.Second {
-			t.Errorf("after %v: %v", time.Since(began), err)
+			t.Errorf("UnwindWithin after %v: got error %v", time.Since(began), err)
 		}
 		if !last {
-			t.Error("what came after the slow one did not run")
+			t.Error("the undo after the slow one did not run")
 		}
 	})
 }

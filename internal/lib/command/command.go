@@ -1,8 +1,7 @@
-// Package command runs programs of the distribution to their end and says why they failed.
+// Package command runs programs of the distribution to their end and explains their failures.
 //
-// It owns the way such a program is run: its output line by line to a log, the last lines of it in the
-// error, and its whole process group ended with the context. It knows no program. Functions may be
-// called at once.
+// It sends a program's output line by line to a log, puts the last lines of it into the error, and ends the whole
+// process group with the context. It does not know any program. Functions are safe for concurrent use.
 package command
 
 import (
@@ -19,37 +18,39 @@ import (
 	"time"
 )
 
-// Log takes one line of a program's output or of our own progress, without its end. It may be nil. It
+// Log receives one line of a program's output or of the caller's own progress, without the newline. It may be nil. It
 // is called from one goroutine at a time.
 type Log func(line string)
 
-// Printf writes a formatted line, when there is a log.
+// Printf logs a formatted line, if l is not nil.
 func (l Log) Printf(format string, args ...any) {
 	if l != nil {
 		l(fmt.Sprintf(format, args...))
 	}
 }
 
-// Options say how a program is run. The zero value: here, with our own environment, no log.
+// Options describe how a program is run. The zero value runs it in the current directory, with this process's
+// environment, without a log.
 type Options struct {
 	Dir   string   // working directory
-	Env   []string // added to our environment
+	Env   []string // added to this process's environment
 	Stdin string
 	Log   Log
-	// Attr is passed to the kernel; nil is the default. A process group of its own is always made.
+	// Attr is passed to the kernel; nil is the default. The program always gets a process group of its own.
 	Attr *syscall.SysProcAttr
-	// Kill ends the program with SIGKILL, at once, when the context or this very process ends. It is for a
-	// program with process and mount namespaces of its own, which leaves nothing behind.
+	// Kill kills the program with SIGKILL, at once, when the context or this process ends. It is for a program with
+	// process and mount namespaces of its own, which leaves nothing behind.
 	Kill bool
 }
 
-// Error says that a program failed: how, and the last lines it wrote.
+// Error reports that a program failed, with the last lines it wrote.
 type Error struct {
 	Name string
 	Err  error
 	Last []string
 }
 
+// Error implements error.
 func (e *Error) Error() string {
 	if len(e.Last) == 0 {
 		return fmt.Sprintf("%s: %v", e.Name, e.Err)
@@ -57,15 +58,16 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("%s: %v: %s", e.Name, e.Err, strings.Join(e.Last, "; "))
 }
 
-// Unwrap gives the cause: *exec.ExitError, exec.ErrNotFound or the context's.
+// Unwrap returns the cause: *exec.ExitError, exec.ErrNotFound or the context's.
 func (e *Error) Unwrap() error { return e.Err }
 
 // grace is how long a program may take to clean up after SIGTERM before it is killed.
 const grace = 20 * time.Second
 
-// Run runs a program and waits for its end. Output and error output go to the log together. When the
-// context ends, the process group gets SIGTERM, after twenty seconds SIGKILL, and the error wraps the
-// context's cause. Every failure is an *Error.
+// Run runs a program and waits for its end.
+//
+// Output and error output go to the log together. When the context ends, the process group gets SIGTERM, after twenty
+// seconds SIGKILL, and the error wraps the context's cause. Every failure is an *Error.
 func Run(ctx context.Context, opt Options, name string, args ...string) error {
 	var tail tail
 	tail.log = opt.Log
@@ -76,8 +78,7 @@ func Run(ctx context.Context, opt Options, name string, args ...string) error {
 	return failure(ctx, name, err, tail.last)
 }
 
-// Output runs a program as Run does and gives what it wrote to its standard output; only error output
-// goes to the log.
+// Output runs a program as Run does and returns its standard output. Only error output goes to the log.
 func Output(ctx context.Context, opt Options, name string, args ...string) (string, error) {
 	var tail tail
 	var out bytes.Buffer
@@ -110,8 +111,8 @@ func prepare(ctx context.Context, opt Options, name string, args []string) *exec
 	return cmd
 }
 
-// start runs a program to its end. The signal on death is sent when the thread ends that started the
-// program (prctl(2), PR_SET_PDEATHSIG), so that thread is kept for as long.
+// start runs a program to its end. The kernel sends the parent-death signal when the thread that started the program
+// ends (prctl(2), PR_SET_PDEATHSIG), so start keeps that thread until then.
 func start(cmd *exec.Cmd, kept bool) error {
 	if kept {
 		runtime.LockOSThread()
@@ -181,7 +182,7 @@ func (t *tail) end() {
 	}
 }
 
-// Exists tells whether a program can be run, looking where administrators' programs are too.
+// Exists reports whether a program can be run. It also searches the directories of administrators' programs.
 func Exists(name string) bool {
 	for _, path := range []string{name, "/usr/sbin/" + name, "/sbin/" + name} {
 		if _, err := exec.LookPath(path); err == nil {

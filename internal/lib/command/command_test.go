@@ -29,24 +29,24 @@ func TestRunLogsAndExplains(t *testing.T) {
 	)
 	var e *command.Error
 	if !errors.As(err, &e) {
-		t.Fatalf("error %v, want *command.Error", err)
+		t.Fatalf("Run: got error %v, want *command.Error", err)
 	}
 	var exit *exec.ExitError
 	if !errors.As(err, &exit) || exit.ExitCode() != 3 {
-		t.Errorf("error %v does not tell the exit code 3", err)
+		t.Errorf("Run: got error %v, want exit code 3", err)
 	}
 	if len(lines) != 9 || !slices.Contains(lines, "line 1") {
-		t.Errorf("logged %q", lines)
+		t.Errorf("got log %q", lines)
 	}
 	if text := err.Error(); !strings.Contains(text, "why") || strings.Contains(text, "line 1;") {
-		t.Errorf("error %q, want the last lines alone", text)
+		t.Errorf("got error %q, want the last lines alone", text)
 	}
 }
 
 func TestRunWithoutProgram(t *testing.T) {
 	err := command.Run(t.Context(), command.Options{}, "no-such-program-here")
 	if !errors.Is(err, exec.ErrNotFound) || !strings.Contains(err.Error(), "pandastack setup") {
-		t.Errorf("error %v, want exec.ErrNotFound and the remedy", err)
+		t.Errorf("Run: got error %v, want exec.ErrNotFound and the remedy", err)
 	}
 }
 
@@ -56,7 +56,7 @@ func TestRunEndsWholeGroup(t *testing.T) {
 	// The child of the shell holds its output open: Run would wait for it.
 	opt := command.Options{Log: func(string) { cancel(cause) }}
 	if err := command.Run(ctx, opt, "sh", "-c", "sleep 600 & echo started; wait"); !errors.Is(err, cause) {
-		t.Errorf("error %v, want the cause", err)
+		t.Errorf("Run: got error %v, want the context's cause", err)
 	}
 }
 
@@ -69,13 +69,13 @@ func TestOutput(t *testing.T) {
 		"cat; echo $X; echo noise >&2",
 	)
 	if err != nil || out != "iny\n" {
-		t.Errorf("output %q, %v", out, err)
+		t.Errorf("Output: got %q, %v", out, err)
 	}
 }
 
-// A process that starts a program with Kill and is then killed itself takes the program with it. The
-// test binary plays that process.
-func TestKillEndsWithUs(t *testing.T) {
+// TestKillEndsWithParent checks that a process that starts a program with Kill and is then killed itself takes the
+// program with it. The test binary plays that process.
+func TestKillEndsWithParent(t *testing.T) {
 	if fifo := os.Getenv("COMMAND_TEST_FIFO"); fifo != "" {
 		_ = command.Run(
 			t.Context(),
@@ -90,7 +90,7 @@ func TestKillEndsWithUs(t *testing.T) {
 	if err := syscall.Mkfifo(fifo, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	parent := exec.Command(os.Args[0], "-test.run=^TestKillEndsWithUs$")
+	parent := exec.Command(os.Args[0], "-test.run=^TestKillEndsWithParent$")
 	parent.Env = append(os.Environ(), "COMMAND_TEST_FIFO="+fifo)
 	if err := parent.Start(); err != nil {
 		t.Fatal(err)
@@ -102,7 +102,7 @@ func TestKillEndsWithUs(t *testing.T) {
 	defer f.Close()
 	lines := bufio.NewReader(f)
 	if line, err := lines.ReadString('\n'); line != "up\n" {
-		t.Fatalf("program says %q, %v", line, err)
+		t.Fatalf("got output %q, %v", line, err)
 	}
 	if err := parent.Process.Kill(); err != nil {
 		t.Fatal(err)
@@ -110,7 +110,7 @@ func TestKillEndsWithUs(t *testing.T) {
 	_ = parent.Wait() // it was killed
 	ended := make(chan error, 1)
 	go func() {
-		_, err := lines.ReadString('\n') // the end of the file comes when nobody writes any more
+		_, err := lines.ReadString('\n') // the pipe ends when no process holds it
 		ended <- err
 	}()
 	select {
@@ -119,6 +119,6 @@ func TestKillEndsWithUs(t *testing.T) {
 			t.Error(err)
 		}
 	case <-time.After(time.Minute):
-		t.Error("the program lives on")
+		t.Error("the program outlived its parent")
 	}
 }

@@ -1,7 +1,7 @@
-// Package durable writes files that survive a crash: whole or not at all.
+// Package durable writes files that survive a crash: completely or not at all.
 //
-// It owns the order write, fsync, rename, fsync of the directory, and knows nothing of what is written.
-// Calls on different paths may run at once.
+// It owns the order write, fsync, rename, fsync of the directory, and does not know the content. Calls on different
+// paths may run concurrently.
 package durable
 
 import (
@@ -15,11 +15,11 @@ import (
 	"strings"
 )
 
-// tempPrefix marks files that a crash left half-written; Sweep removes them.
+// tempPrefix marks files that a crash left incomplete; Sweep removes them.
 const tempPrefix = ".new-"
 
-// WriteFile puts data at path with the given mode. After it returned nil a crash keeps the new content;
-// before, it keeps the old. The directory must exist.
+// WriteFile writes data to path with the given mode. Once it has returned nil, the new content survives a crash;
+// before, the old. The directory must exist.
 func WriteFile(path string, data []byte, mode fs.FileMode) (err error) {
 	dir := filepath.Dir(path)
 	f, err := os.CreateTemp(dir, tempPrefix+"*")
@@ -53,7 +53,7 @@ func fill(f *os.File, data []byte, mode fs.FileMode) error {
 	return f.Sync()
 }
 
-// WriteJSON puts v at path as indented JSON, mode 0600.
+// WriteJSON writes v to path as indented JSON, mode 0600.
 func WriteJSON(path string, v any) error {
 	data, err := json.MarshalIndent(v, "", "  ")
 	if err != nil {
@@ -62,11 +62,11 @@ func WriteJSON(path string, v any) error {
 	return WriteFile(path, append(data, '\n'), 0o600)
 }
 
-// maxJSON bounds what ReadJSON takes into memory: no file of ours comes near it.
+// maxJSON limits what ReadJSON reads into memory. No file of the program comes near it.
 const maxJSON = 16 << 20
 
-// ReadJSON reads path into v. Unknown fields and files over 16 MiB are errors: a file that this program
-// does not fully understand is not guessed at. A missing file answers fs.ErrNotExist.
+// ReadJSON reads path into v. Unknown fields and files over 16 MiB are errors: a file that this program does not
+// fully understand must not be half used. A missing file returns fs.ErrNotExist.
 func ReadJSON(path string, v any) error {
 	f, err := os.Open(path)
 	if err != nil {
@@ -105,8 +105,8 @@ func Rename(from, to string) error {
 	return SyncDir(filepath.Dir(from))
 }
 
-// RemoveAll removes a tree, durably. A tree that is not there is fine. A crash in the middle never
-// leaves a tree that looks whole: it is renamed out of the way first.
+// RemoveAll removes a tree, durably. It is not an error if the tree does not exist. It renames the tree first, so
+// that a crash never leaves a tree that seems complete.
 func RemoveAll(path string) error {
 	gone := filepath.Join(filepath.Dir(path), tempPrefix+"gone-"+filepath.Base(path))
 	if err := os.RemoveAll(gone); err != nil {
@@ -124,7 +124,7 @@ func RemoveAll(path string) error {
 	return os.RemoveAll(gone)
 }
 
-// Sweep removes from dir what calls of this package left when they were killed.
+// Sweep removes the files and trees in dir that an interrupted call of this package left.
 func Sweep(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -139,7 +139,7 @@ func Sweep(dir string) error {
 	return all
 }
 
-// Sync makes a file that was written without durability, or by somebody else, durable under its name.
+// Sync makes a file durable that was written without durability, or by another program.
 func Sync(path string) error {
 	f, err := os.Open(path)
 	if err != nil {
@@ -151,7 +151,7 @@ func Sync(path string) error {
 	return SyncDir(filepath.Dir(path))
 }
 
-// SyncDir makes what happened to a directory's entries durable.
+// SyncDir makes changes of a directory's entries durable.
 func SyncDir(dir string) error {
 	d, err := os.Open(dir)
 	if err != nil {
@@ -160,9 +160,10 @@ func SyncDir(dir string) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-// Replace puts data at path, whole or not at all, for processes: it survives the end of this one, and a
-// reader sees the old content or the new. It does not wait for the disk, so a crash of the host may keep
-// the old content, the new, or an empty file. One caller at a time may replace a path.
+// Replace writes data to path, completely or not at all, without waiting for the disk.
+//
+// The file survives the end of this process, and a reader sees the old content or the new. A crash of the host may
+// keep the old content, the new, or an empty file. One caller at a time may replace a path.
 func Replace(path string, data []byte, mode fs.FileMode) error {
 	temp := filepath.Join(filepath.Dir(path), tempPrefix+filepath.Base(path))
 	if err := os.WriteFile(temp, data, mode); err != nil {

@@ -14,7 +14,7 @@ type note struct {
 	A int `json:"a"`
 }
 
-func TestJSONComesBack(t *testing.T) {
+func TestJSONRoundTrip(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "n.json")
 	for _, want := range []note{{1}, {2}} {
 		if err := durable.WriteJSON(path, want); err != nil {
@@ -22,16 +22,16 @@ func TestJSONComesBack(t *testing.T) {
 		}
 		var got note
 		if err := durable.ReadJSON(path, &got); err != nil || got != want {
-			t.Fatalf("read %v, %v; want %v", got, err, want)
+			t.Fatalf("ReadJSON: got %v, %v, want %v", got, err, want)
 		}
 	}
 }
 
-func TestReadRefuses(t *testing.T) {
+func TestReadJSONRefusesInvalidFiles(t *testing.T) {
 	dir := t.TempDir()
 	var n note
 	if err := durable.ReadJSON(filepath.Join(dir, "none"), &n); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("missing file: %v, want fs.ErrNotExist", err)
+		t.Errorf("ReadJSON of a missing file: got error %v, want fs.ErrNotExist", err)
 	}
 	for name, text := range map[string]string{"unknown": `{"a":1,"b":2}`, "cut": `{"a":`, "two": `{"a":1}{"a":2}`} {
 		path := filepath.Join(dir, name)
@@ -39,23 +39,23 @@ func TestReadRefuses(t *testing.T) {
 			t.Fatal(err)
 		}
 		if err := durable.ReadJSON(path, &n); err == nil {
-			t.Errorf("%s: no error for %q", name, text)
+			t.Errorf("%s: ReadJSON of %q: got no error", name, text)
 		}
 	}
 }
 
-func TestWriteFailsWhole(t *testing.T) {
+func TestFailedWriteLeavesNothing(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "taken")
 	if err := os.MkdirAll(filepath.Join(path, "x"), 0o700); err != nil {
 		t.Fatal(err)
 	}
 	if err := durable.WriteFile(path, []byte("x"), 0o600); err == nil {
-		t.Fatal("a directory was overwritten by a file")
+		t.Fatal("WriteFile over a directory: got no error")
 	}
 	entries, err := os.ReadDir(dir)
 	if err != nil || len(entries) != 1 {
-		t.Fatalf("left behind: %v, %v", entries, err)
+		t.Fatalf("after a failed WriteFile: got entries %v, %v", entries, err)
 	}
 }
 
@@ -67,20 +67,20 @@ func TestReplace(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got, err := os.ReadFile(path); err != nil || string(got) != want {
-			t.Fatalf("read %q, %v; want %q", got, err, want)
+			t.Fatalf("after Replace: got %q, %v, want %q", got, err, want)
 		}
 	}
 	if err := durable.Sync(path); err != nil {
 		t.Error(err)
 	}
 	if err := durable.Sync(filepath.Join(dir, "none")); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("sync of a missing file: %v, want fs.ErrNotExist", err)
+		t.Errorf("Sync of a missing file: got error %v, want fs.ErrNotExist", err)
 	}
 	if err := os.MkdirAll(filepath.Join(dir, "taken", "x"), 0o700); err != nil {
 		t.Fatal(err)
 	}
 	if err := durable.Replace(filepath.Join(dir, "taken"), nil, 0o600); err == nil {
-		t.Error("a directory was replaced by a file")
+		t.Error("Replace of a directory: got no error")
 	}
 }
 
@@ -102,6 +102,6 @@ func TestRemoveAllAndSweep(t *testing.T) {
 		t.Fatal(err)
 	}
 	if entries, err := os.ReadDir(dir); err != nil || len(entries) != 0 {
-		t.Fatalf("left behind: %v, %v", entries, err)
+		t.Fatalf("after Sweep: got entries %v, %v", entries, err)
 	}
 }

@@ -5,29 +5,28 @@ import (
 	"io"
 )
 
-// Guest is the guest end of a channel. It lives through many sessions.
+// Guest is the guest end of a channel. It serves one session after the other.
 type Guest struct {
 	m *mux
 	r *reader
 }
 
-// Handler is what the guest end tells. Both methods are called by the goroutine in Serve and must not
-// wait.
+// Handler handles the events of a guest end. The goroutine in Serve calls both methods, which must not block.
 type Handler interface {
-	// Hello says that a new session begins; the streams of the one before have ended.
+	// Hello is called when a new session begins; the streams of the one before have ended.
 	Hello(Hello)
-	// Stream hands over a stream that the host opened, with its first message, valid during the call.
-	// The handler ends it with SendFin and Drop, or Reset.
+	// Stream is called with a stream that the host opened, and its first message, which is valid during the call. The
+	// handler ends the stream with SendFin and Drop, or Reset.
 	Stream(st *Stream, first []byte)
 }
 
-// NewGuest returns the guest end of channel rw. It listens for a hello first.
+// NewGuest returns the guest end of channel rw. It waits for a hello first.
 func NewGuest(rw io.ReadWriter) *Guest {
 	return &Guest{m: newMux(rw), r: newReader(rw)}
 }
 
-// Serve reads the channel until it ends, and calls h for what comes. It returns what the channel's Read
-// answered at last; io.EOF is nil. Streams have ended when it returns.
+// Serve reads the channel until it ends, and calls h. It returns the last error of the channel's Read; io.EOF becomes
+// nil. All streams have ended when it returns.
 func (g *Guest) Serve(h Handler) error {
 	err := g.serve(h)
 	g.m.end(ErrLost, true)
@@ -65,8 +64,8 @@ func (g *Guest) begin(hello Hello, h Handler) {
 	g.m.put()
 }
 
-// session reads frames until there is one that is none of a session: with ok it was the hello of the
-// next, else noise, after which a hello must be sought.
+// session reads frames of a session. It returns at the first frame that belongs to none: with ok that is the hello of
+// the next session, otherwise noise, after which a hello must be found.
 func (g *Guest) session(h Handler) (hello Hello, ok bool, err error) {
 	for {
 		hd, payload, err := g.r.frame()
@@ -91,7 +90,7 @@ func (g *Guest) session(h Handler) (hello Hello, ok bool, err error) {
 	}
 }
 
-// opened accepts a stream; false if the frame makes no sense.
+// opened accepts a stream. It returns false if the frame is invalid.
 func (g *Guest) opened(hd header, payload []byte, h Handler) bool {
 	st := newStream(g.m, hd.stream)
 	g.m.mu.Lock()
@@ -113,5 +112,5 @@ func (g *Guest) opened(hd header, payload []byte, h Handler) bool {
 	return true
 }
 
-// Release ends the quiet of this end: what was sent meanwhile is written now.
+// Release ends the quiet of this end: messages sent meanwhile are written now.
 func (g *Guest) Release() { g.m.release() }

@@ -7,21 +7,22 @@ import (
 	"sync"
 )
 
-// Host is the host end of a channel, for one session: it greets, and opens streams.
+// Host is the host end of a channel, for one session: it sends the hello, and opens streams.
 type Host struct {
 	m       *mux
 	conn    io.ReadWriteCloser
 	hello   Hello
 	kick    chan struct{} // wakes the writer
-	greeted chan struct{} // closed when the ack was seen
-	done    chan struct{} // closed when the session is over
+	greeted chan struct{} // closed when the ack has arrived
+	done    chan struct{} // closed when the session has ended
 	once    sync.Once
 	wg      sync.WaitGroup
 }
 
-// NewHost begins a session on conn, which it owns from now on. It queues the hello and does not wait.
-// With resync the channel is in an unknown state, and is first brought to one in which the guest end
-// listens for a hello.
+// NewHost begins a session on conn, which it owns. It queues the hello and does not wait.
+//
+// With resync the channel is in an unknown state, and is first brought to one in which the guest end waits for a
+// hello.
 func NewHost(conn io.ReadWriteCloser, hello Hello, resync bool) *Host {
 	hello.Version = Version
 	h := &Host{m: newMux(conn), conn: conn, hello: hello,
@@ -75,10 +76,10 @@ func (h *Host) seekAck(r *reader) error {
 			return err
 		}
 		if ack.Nonce != h.hello.Nonce {
-			continue // an answer to somebody before us
+			continue // the reply to an earlier host
 		}
 		if ack.Version != Version {
-			return fmt.Errorf("guest speaks version %d, this host %d", ack.Version, Version)
+			return fmt.Errorf("guest uses protocol version %d, this host version %d", ack.Version, Version)
 		}
 		close(h.greeted)
 		return nil
@@ -89,11 +90,11 @@ func (h *Host) fail(why error) {
 	h.once.Do(func() {
 		h.m.end(why, true)
 		close(h.done)
-		_ = h.conn.Close() // the session has ended whatever it answers
+		_ = h.conn.Close() // the session has ended, whether or not closing fails
 	})
 }
 
-// Greeted waits until the guest end has answered the hello.
+// Greeted waits until the guest end has acknowledged the hello.
 func (h *Host) Greeted(ctx context.Context) error {
 	select {
 	case <-h.greeted:
@@ -105,8 +106,8 @@ func (h *Host) Greeted(ctx context.Context) error {
 	}
 }
 
-// Open opens a stream with its first message; with fin there will be no other. It may be called before
-// the guest end has answered the hello. The caller ends the stream with Reset or Drop.
+// Open opens a stream with its first message. With fin that is the only message. Open may be called before the guest
+// end has acknowledged the hello. The caller ends the stream with Reset or Drop.
 func (h *Host) Open(ctx context.Context, first []byte, fin bool) (*Stream, error) {
 	return h.open(ctx, first, fin, false)
 }
@@ -142,20 +143,20 @@ func (h *Host) open(ctx context.Context, first []byte, fin, last bool) (*Stream,
 	return st, nil
 }
 
-// Release ends the quiet of this end: what was sent meanwhile is written now.
+// Release ends the quiet of this end: messages sent meanwhile are written now.
 func (h *Host) Release() { h.m.release() }
 
-// Done is closed when the session is over; Err then says why.
+// Done returns a channel that is closed when the session has ended; Err then returns the reason.
 func (h *Host) Done() <-chan struct{} { return h.done }
 
-// Err says why the session is over; nil while it is not.
+// Err returns the reason why the session ended; nil while it has not.
 func (h *Host) Err() error {
 	h.m.mu.Lock()
 	defer h.m.mu.Unlock()
 	return h.m.err
 }
 
-// Close ends the session and closes the channel. It returns when nothing of it is left.
+// Close ends the session and closes the channel. It returns when all its goroutines have ended.
 func (h *Host) Close() error {
 	h.fail(fmt.Errorf("%w: closed by the host", ErrLost))
 	h.wg.Wait()

@@ -8,30 +8,30 @@ import (
 	"sync"
 )
 
-// mux is what both ends have in common: the streams of one session and the queue of bytes to write.
+// mux is common to both ends: the streams of one session and the queue of bytes to write.
 type mux struct {
 	w io.Writer
-	// wake tells whoever writes that there is something to write; nil: senders write themselves.
+	// wake wakes the writing goroutine; nil: senders write themselves.
 	wake func()
 
 	mu      sync.Mutex
-	streams map[uint32]*Stream // guarded by mu, as is all below
+	streams map[uint32]*Stream // guarded by mu, as are all fields below
 	last    uint32             // highest stream number of this session
-	err     error              // why nothing can be written any more
+	err     error              // why writing has ended
 	queue   []byte             // frames to write
 	spare   []byte             // an empty buffer for the next queue
 	holdAt  int                // length of the queue up to the message after which quiet begins; -1: none
 	quiet   bool
-	writing bool          // somebody is in flush
-	room    chan struct{} // closed when the queue got shorter; nil: nobody waits
+	writing bool          // a goroutine is in flush
+	room    chan struct{} // closed when the queue gets shorter; nil: no goroutine waits
 }
 
 func newMux(w io.Writer) *mux {
 	return &mux{w: w, streams: make(map[uint32]*Stream), holdAt: -1}
 }
 
-// flush writes the queue until it is empty or quiet begins. Only one caller writes at a time; the others
-// return at once, and what they queued is written by the first.
+// flush writes the queue until it is empty or quiet begins. One caller writes at a time; the others return at once,
+// and the first writes their frames.
 func (m *mux) flush() error {
 	m.mu.Lock()
 	if m.writing {
@@ -71,16 +71,16 @@ func (m *mux) notifyRoom() {
 	}
 }
 
-// put sends what was queued on its way: by the writer's goroutine, or here.
+// put has the queue written: by the writer's goroutine, or by the caller.
 func (m *mux) put() {
 	if m.wake != nil {
 		m.wake()
 		return
 	}
-	_ = m.flush() // the reading side learns of a broken channel too, and ends the session
+	_ = m.flush() // the reading side sees a broken channel too, and ends the session
 }
 
-// waitRoom returns with mu held as soon as the queue is short enough, or without mu and an error.
+// waitRoom returns with mu held once the queue is short enough, or without mu and an error.
 func (m *mux) waitRoom(ctx context.Context, st *Stream) error {
 	for {
 		m.mu.Lock()
@@ -114,7 +114,7 @@ func (m *mux) queueFrame(kind, flags byte, stream uint32, payload []byte) {
 	m.queue = append(m.queue, payload...)
 }
 
-// release ends the quiet, if there is one.
+// release ends the quiet, if any.
 func (m *mux) release() {
 	m.mu.Lock()
 	m.quiet, m.holdAt = false, -1
@@ -122,8 +122,8 @@ func (m *mux) release() {
 	m.put()
 }
 
-// end fails all streams. With fatal, nothing can be sent ever after; else a new session begins, and
-// what the old one had still to write is forgotten.
+// end fails all streams. If fatal is set, nothing can be sent afterwards; otherwise a new session begins, and frames
+// of the old one that were not written are dropped.
 func (m *mux) end(why error, fatal bool) {
 	m.mu.Lock()
 	old := m.streams
@@ -152,9 +152,9 @@ func (m *mux) receive(h header, payload []byte) error {
 		last := m.last
 		m.mu.Unlock()
 		if h.stream == 0 || h.stream > last {
-			return fmt.Errorf("%w: frame of type %d for stream %d, which was never open", ErrLost, h.kind, h.stream)
+			return fmt.Errorf("%w: frame of type %d for stream %d, which was never opened", ErrLost, h.kind, h.stream)
 		}
-		return nil // on its way when this end let go of the stream
+		return nil // sent before the peer knew that this end dropped the stream
 	}
 	var reset error
 	var err error

@@ -40,7 +40,7 @@ func within(t *testing.T) context.Context {
 	return ctx
 }
 
-// echo is a handler that sends back every message until the end, and notes the greetings.
+// echo is a handler that sends back every message until the end, and records the greetings.
 type echo struct {
 	ctx    context.Context
 	wg     sync.WaitGroup
@@ -112,7 +112,7 @@ func exchange(t *testing.T, h *Host, message []byte) {
 		t.Fatalf("got %d bytes, %v, want %d", len(got), err, len(message))
 	}
 	if _, err := st.Recv(ctx); err != io.EOF {
-		t.Fatalf("after the last message: %v", err)
+		t.Fatalf("Recv after the last message: got error %v, want EOF", err)
 	}
 	st.Drop()
 }
@@ -128,10 +128,10 @@ func TestMessagesOfAllSizes(t *testing.T) {
 		t.Fatal(err)
 	}
 	if len(e.hellos) != 1 || e.hellos[0].Generation != 5 {
-		t.Errorf("greetings: %+v", e.hellos)
+		t.Errorf("got greetings %+v", e.hellos)
 	}
 	if _, err := h.Open(within(t), make([]byte, MaxMessage+1), true); err == nil {
-		t.Error("too long a message was taken")
+		t.Error("Send of a message that is too long: got no error")
 	}
 }
 
@@ -164,18 +164,18 @@ func TestManyStreamsKeepTheirOrder(t *testing.T) {
 			for i := uint32(0); i < count; i++ {
 				b, err := st.Recv(ctx)
 				if err != nil || binary.BigEndian.Uint32(b[len(b)-4:]) != i {
-					t.Errorf("message %d: %d bytes, %v", i, len(b), err)
+					t.Errorf("message %d: got %d bytes, %v", i, len(b), err)
 					return
 				}
 			}
 			if _, err := st.Recv(ctx); err != io.EOF {
-				t.Errorf("end: %v", err)
+				t.Errorf("Recv at the end: got error %v", err)
 			}
 		})
 	}
 }
 
-// TestSlowReaderHoldsOnlyItsWindow: a stream that nobody receives from stops its sender, and no other.
+// TestSlowReaderHoldsOnlyItsWindow checks that a stream without a receiver stops its sender, and no other.
 func TestSlowReaderHoldsOnlyItsWindow(t *testing.T) {
 	host, guest := channel(t)
 	serve(t, guest)
@@ -194,7 +194,7 @@ func TestSlowReaderHoldsOnlyItsWindow(t *testing.T) {
 		}
 	}
 	if !errors.Is(err, context.DeadlineExceeded) || sent > 4*Window {
-		t.Errorf("sent %d bytes: %v", sent, err)
+		t.Errorf("Send without a receiver: sent %d bytes, error %v", sent, err)
 	}
 	exchange(t, h, []byte("others go on"))
 }
@@ -213,9 +213,9 @@ func TestResetEndsBothSides(t *testing.T) {
 	}
 	st.Reset(9, "enough")
 	if err := st.Send(ctx, nil); !errors.Is(err, ErrClosed) {
-		t.Errorf("send after a reset: %v", err)
+		t.Errorf("Send after a reset: got error %v", err)
 	}
-	exchange(t, h, []byte("y")) // a reset is read before this is
+	exchange(t, h, []byte("y")) // the reset is read before this message
 	e.wg.Wait()
 	var reset *ResetError
 	for _, err := range e.ended {
@@ -224,12 +224,12 @@ func TestResetEndsBothSides(t *testing.T) {
 		}
 	}
 	if reset == nil || reset.Code != 9 || reset.Text != "enough" {
-		t.Errorf("the guest saw %v", e.ended)
+		t.Errorf("the guest's stream ended with %v", e.ended)
 	}
 }
 
-// TestHelloEndsTheSessionBefore: as after a restore, where the guest end knows of a session that the new
-// host end does not.
+// TestHelloEndsTheSessionBefore covers the state after a restore, when the guest end has a session that the new host
+// end does not know.
 func TestHelloEndsTheSessionBefore(t *testing.T) {
 	host, guest := channel(t)
 	e, _ := serve(t, guest)
@@ -248,7 +248,7 @@ func TestHelloEndsTheSessionBefore(t *testing.T) {
 	exchange(t, h, []byte("new"))
 	e.wg.Wait()
 	if len(e.hellos) != 2 || !errors.Is(errors.Join(e.ended...), ErrLost) {
-		t.Errorf("greetings %+v, streams ended by %v", e.hellos, e.ended)
+		t.Errorf("got greetings %+v, streams ended by %v", e.hellos, e.ended)
 	}
 }
 
@@ -256,7 +256,7 @@ type keepOpen struct{ net.Conn }
 
 func (keepOpen) Close() error { return nil }
 
-// TestResyncFindsTheGuest whatever part of a frame the host before has left in the channel.
+// TestResyncFindsTheGuest leaves every part of a frame of an earlier host in the channel.
 func TestResyncFindsTheGuest(t *testing.T) {
 	var whole []byte
 	whole = appendGreeting(whole, helloMagic, Hello{Version: Version, Nonce: [16]byte{1}})
@@ -276,7 +276,7 @@ func TestResyncFindsTheGuest(t *testing.T) {
 	}
 }
 
-// TestLeftoversAreSkipped: what an earlier guest end had still to say does not reach the new host end.
+// TestLeftoversAreSkipped checks that frames of an earlier guest end do not reach the new host end.
 func TestLeftoversAreSkipped(t *testing.T) {
 	host, guest := channel(t)
 	left := appendGreeting(nil, ackMagic, Hello{Version: Version, Nonce: [16]byte{1}})
@@ -290,7 +290,7 @@ func TestLeftoversAreSkipped(t *testing.T) {
 	exchange(t, greet(t, host, 2, false), []byte("new"))
 }
 
-// TestQuiet: after a last message an end writes nothing until it is released, and then everything.
+// TestQuiet checks that an end writes nothing after a last message until its release, and then everything.
 func TestQuiet(t *testing.T) {
 	host, guest := channel(t)
 	e := &echo{ctx: t.Context()}
@@ -330,10 +330,10 @@ func TestQuiet(t *testing.T) {
 	soon, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
 	defer cancel()
 	if b, err := other.Recv(soon); err == nil {
-		t.Errorf("the guest wrote %q in the quiet", b)
+		t.Errorf("the guest wrote %q while quiet", b)
 	}
 	if b, err := far.Recv(soon); err == nil {
-		t.Errorf("the host wrote %q in the quiet", b)
+		t.Errorf("the host wrote %q while quiet", b)
 	}
 	h.Release()
 	if b, err := far.Recv(ctx); string(b) != "held" || err != nil {
@@ -351,20 +351,21 @@ type handlerFunc func(*Stream, []byte)
 func (handlerFunc) Hello(Hello)                   {}
 func (f handlerFunc) Stream(st *Stream, b []byte) { f(st, b) }
 
-// TestHostileGuests: whatever a guest sends, the host end ends the session with ErrLost, and soon.
+// TestHostileGuests checks that the host end soon ends the session with ErrLost, whatever a guest sends.
 func TestHostileGuests(t *testing.T) {
 	flood := appendHeader(nil, typeData, 0, 60_000, 1)
 	flood = append(flood, make([]byte, 60_000)...)
 	for name, attack := range map[string][]byte{
-		"stream never opened":   appendHeader(nil, typeData, 0, 0, 99),
-		"opens a stream":        appendHeader(nil, typeOpen, 0, 0, 1),
-		"unknown type":          appendHeader(nil, 77, 0, 0, 1),
-		"too much data":         bytes.Repeat(flood, 6),
-		"too many messages":     bytes.Repeat(appendHeader(nil, typeData, 0, 0, 1), Window/overhead+1),
-		"too much credit":       append(appendHeader(nil, typeCredit, 0, 4, 1), 0xFF, 0xFF, 0xFF, 0xFF),
-		"short credit":          appendHeader(nil, typeCredit, 0, 0, 1),
-		"message after the end": append(appendHeader(nil, typeData, flagFin, 0, 1), appendHeader(nil, typeData, 0, 0, 1)...),
-		"acks twice":            appendGreeting(nil, ackMagic, Hello{Version: Version, Nonce: [16]byte{1}}),
+		"stream never opened": appendHeader(nil, typeData, 0, 0, 99),
+		"opens a stream":      appendHeader(nil, typeOpen, 0, 0, 1),
+		"unknown type":        appendHeader(nil, 77, 0, 0, 1),
+		"too much data":       bytes.Repeat(flood, 6),
+		"too many messages":   bytes.Repeat(appendHeader(nil, typeData, 0, 0, 1), Window/overhead+1),
+		"too much credit":     append(appendHeader(nil, typeCredit, 0, 4, 1), 0xFF, 0xFF, 0xFF, 0xFF),
+		"short credit":        appendHeader(nil, typeCredit, 0, 0, 1),
+		"message after the end": append(appendHeader(nil, typeData, flagFin, 0, 1),
+			appendHeader(nil, typeData, 0, 0, 1)...),
+		"acks twice": appendGreeting(nil, ackMagic, Hello{Version: Version, Nonce: [16]byte{1}}),
 	} {
 		t.Run(name, func(t *testing.T) {
 			host, guest := channel(t)
@@ -378,16 +379,16 @@ func TestHostileGuests(t *testing.T) {
 			select {
 			case <-h.Done():
 			case <-ctx.Done():
-				t.Fatal("the session goes on")
+				t.Fatal("the session has not ended")
 			}
 			if !errors.Is(h.Err(), ErrLost) {
-				t.Errorf("ended by %v", h.Err())
+				t.Errorf("session ended with %v, want ErrLost", h.Err())
 			}
 		})
 	}
 }
 
-// FuzzHost: no bytes from a guest make the host end panic or hang.
+// FuzzHost checks that no bytes from a guest make the host end panic or hang.
 func FuzzHost(f *testing.F) {
 	f.Add(appendHeader(nil, typeData, flagFin, 0, 1))
 	f.Add(append(appendHeader(nil, typeReset, 0, 4, 1), 0, 1, 'h', 'i'))
@@ -405,7 +406,7 @@ func FuzzHost(f *testing.F) {
 	})
 }
 
-// FuzzGuest: whatever is in the channel, a hello behind enough zeros begins a session.
+// FuzzGuest checks that a hello behind enough zeros begins a session, whatever is in the channel.
 func FuzzGuest(f *testing.F) {
 	f.Add([]byte{})
 	f.Add(appendHeader(nil, typeOpen, 0, 5, 1))
@@ -417,12 +418,12 @@ func FuzzGuest(f *testing.F) {
 		_ = NewGuest(s).Serve(handlerFunc(func(st *Stream, _ []byte) { st.Drop() }))
 		want := appendGreeting(nil, ackMagic, Hello{Version: Version, Nonce: [16]byte{42}})
 		if !bytes.HasSuffix(s.w.Bytes(), want) {
-			t.Errorf("the last thing the guest said is no answer to the hello: %x", s.w.Bytes())
+			t.Errorf("the guest's last bytes are not an ack of the hello: %x", s.w.Bytes())
 		}
 	})
 }
 
-// script is a channel that says what it is told, and keeps what it hears.
+// script is a channel with given input, which records its output.
 type script struct {
 	r  *bytes.Reader
 	mu sync.Mutex

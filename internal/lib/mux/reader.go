@@ -5,7 +5,7 @@ import (
 	"io"
 )
 
-// reader takes frames out of a channel of bytes. Its buffer starts small, since most channels are idle.
+// reader reads frames from a byte channel. Its buffer starts small, since most channels are idle.
 type reader struct {
 	r          io.Reader
 	buf        []byte
@@ -19,8 +19,8 @@ const (
 
 func newReader(r io.Reader) *reader { return &reader{r: r, buf: make([]byte, bufferMin)} }
 
-// peek returns the next n bytes, n at most bufferMax, without taking them. They are valid until the next
-// call of any method.
+// peek returns the next n bytes, n at most bufferMax, without consuming them. They are valid until the next call of
+// any method.
 func (r *reader) peek(n int) ([]byte, error) {
 	for r.end-r.start < n {
 		if r.start > 0 && r.start+n > len(r.buf) {
@@ -59,7 +59,7 @@ func (r *reader) discard(n int) {
 	}
 }
 
-// frame takes the next frame. The payload is valid until the next call of any method.
+// frame reads the next frame. The payload is valid until the next call of any method.
 func (r *reader) frame() (header, []byte, error) {
 	b, err := r.peek(headerSize)
 	if err != nil {
@@ -74,7 +74,7 @@ func (r *reader) frame() (header, []byte, error) {
 	return h, payload, nil
 }
 
-// seek ignores bytes until a greeting with the given header, and takes it.
+// seek ignores bytes until a greeting with the given header, and consumes it.
 func (r *reader) seek(magic [headerSize]byte) (Hello, error) {
 	for {
 		b, err := r.peek(headerSize + greetingSize)

@@ -7,20 +7,20 @@ import (
 	"io"
 )
 
-// Stream is messages in both directions, in order. One goroutine may send while another receives.
+// Stream carries messages in both directions, in order. One goroutine may send while another receives.
 type Stream struct {
 	m    *mux
 	id   uint32
 	done chan struct{} // closed when the stream is dead
-	in   chan struct{} // holds a token when there is something new to receive
-	out  chan struct{} // holds a token when there is new credit
+	in   chan struct{} // holds a token when a message or the end has arrived
+	out  chan struct{} // holds a token when credit has arrived
 
 	// Guarded by m.mu.
 	onDead  func(error)
-	dead    error // why nothing can be sent or will arrive any more
+	dead    error // why the stream can no longer send or receive
 	queue   [][]byte
-	queued  int // cost of the queue and of what was taken and not yet credited
-	owed    int // cost of what was taken and not yet credited
+	queued  int // cost of the queue and of messages taken but not yet credited
+	owed    int // cost of messages taken but not yet credited
 	credit  int
 	finIn   bool
 	finOut  bool
@@ -41,7 +41,7 @@ func signal(c chan struct{}) {
 	}
 }
 
-// kill marks the stream dead. The caller holds mu, and calls tell after it let go of it.
+// kill marks the stream dead. The caller holds mu, and calls notify after releasing it.
 func (st *Stream) kill(why error) {
 	if st.dead == nil {
 		st.dead = why
@@ -59,8 +59,8 @@ func (st *Stream) notify(why error) {
 	}
 }
 
-// OnDead has f called once when the peer resets the stream or the session is lost; at once if that
-// happened before. f must not wait. It is not called when this end closes the stream first.
+// OnDead registers f, which is called once when the peer resets the stream or the session is lost. If that has
+// happened, f is called at once. f must not block. It is not called if this end closes the stream first.
 func (st *Stream) OnDead(f func(error)) {
 	st.m.mu.Lock()
 	why := st.dead
@@ -94,15 +94,15 @@ func (st *Stream) credited(payload []byte) error {
 	}
 	n := int(binary.BigEndian.Uint32(payload))
 	if n > Window || st.credit+n > Window {
-		return fmt.Errorf("%w: peer gave more credit than it took", ErrLost)
+		return fmt.Errorf("%w: peer returned more credit than it received", ErrLost)
 	}
 	st.credit += n
 	signal(st.out)
 	return nil
 }
 
-// Recv waits for the next message, which the caller owns. After the peer's last message it answers
-// io.EOF; a *ResetError or an error that is ErrLost comes after the messages that had arrived.
+// Recv waits for the next message, which the caller owns. After the peer's last message it returns io.EOF. A
+// *ResetError or an error that is ErrLost is returned after the messages that had arrived.
 func (st *Stream) Recv(ctx context.Context) ([]byte, error) {
 	for {
 		st.m.mu.Lock()
@@ -126,7 +126,7 @@ func (st *Stream) Recv(ctx context.Context) ([]byte, error) {
 	}
 }
 
-// pop takes the first message and lets go of mu, which the caller holds.
+// pop takes the first message and releases mu, which the caller holds.
 func (st *Stream) pop() []byte {
 	message := st.queue[0]
 	st.queue[0] = nil
@@ -154,7 +154,7 @@ func (st *Stream) Send(ctx context.Context, message []byte) error {
 	return st.send(ctx, message, 0, false)
 }
 
-// SendFin sends this end's last message; an empty one is not seen by the peer as a message.
+// SendFin sends this end's last message. The peer does not receive an empty one as a message.
 func (st *Stream) SendFin(ctx context.Context, message []byte) error {
 	return st.send(ctx, message, flagFin, false)
 }
@@ -197,7 +197,7 @@ func (st *Stream) send(ctx context.Context, message []byte, flags byte, last boo
 	return nil
 }
 
-// sent notes the end of this direction and the beginning of quiet. The caller holds mu.
+// sent records the end of this direction and the beginning of quiet. The caller holds mu.
 func (st *Stream) sent(flags byte, last bool) {
 	st.finOut = flags&flagFin != 0
 	if last && st.m.holdAt < 0 {
@@ -205,8 +205,8 @@ func (st *Stream) sent(flags byte, last bool) {
 	}
 }
 
-// Reset ends the stream before its time and tells the peer why. It does not wait. After the stream
-// ended in both directions, or was reset before, it does nothing.
+// Reset ends the stream early and sends the reason to the peer. It does not block. It does nothing if the stream has
+// ended in both directions, or was reset before.
 func (st *Stream) Reset(code uint16, text string) {
 	st.m.mu.Lock()
 	if st.dropped {
@@ -226,7 +226,7 @@ func (st *Stream) Reset(code uint16, text string) {
 	}
 }
 
-// Drop lets go of the stream without a word to the peer. Messages still to come are ignored.
+// Drop abandons the stream without notice to the peer. Further messages are ignored.
 func (st *Stream) Drop() {
 	st.m.mu.Lock()
 	defer st.m.mu.Unlock()

@@ -8,16 +8,16 @@ import (
 	"hash/crc32"
 )
 
-// The bounds of the protocol, in bytes where not said otherwise.
+// Limits of the protocol, in bytes unless stated otherwise.
 const (
 	MaxMessage = 1<<16 - 1 // length of one message
 	Window     = 256 << 10 // credit of one direction of a stream
 	MaxStreams = 512       // number of streams open at once
-	MaxQueue   = 512 << 10 // waiting to be written before senders wait
+	MaxQueue   = 512 << 10 // bytes that may wait to be written before senders wait
 	MaxText    = 1024      // text of a reset
 
 	headerSize   = 8
-	overhead     = 32 // what a message costs beyond its length
+	overhead     = 32 // cost of a message beyond its length
 	greetingSize = 32
 	resyncZeros  = MaxMessage + 4*headerSize + greetingSize
 )
@@ -25,7 +25,7 @@ const (
 // Version is the version of the protocol that a hello carries.
 const Version = 1
 
-// The types of frames. Hello and ack have types and stream numbers that make their headers unmistakable.
+// Types of frames. The types and stream numbers of hello and ack make their headers unmistakable.
 const (
 	typeNoop   = 0
 	typeOpen   = 1
@@ -44,26 +44,27 @@ var (
 )
 
 var (
-	// ErrLost says that the session ended: the channel closed, broke, or was greeted anew.
+	// ErrLost means that the session ended: the channel was closed, broke, or carried a new hello.
 	ErrLost = errors.New("session was lost")
-	// ErrClosed says that this end let go of the stream before.
+	// ErrClosed means that this end has dropped the stream.
 	ErrClosed = errors.New("stream is closed")
-	// ErrTooMany says that MaxStreams streams are open.
+	// ErrTooMany means that MaxStreams streams are open.
 	ErrTooMany = errors.New("too many streams")
 	errTooLong = fmt.Errorf("message is longer than %d bytes", MaxMessage)
 )
 
-// ResetError is how the peer ended a stream before its time.
+// ResetError reports that the peer ended a stream early.
 type ResetError struct {
 	Code uint16
-	Text string // the peer's words, not checked
+	Text string // the peer's text, not validated
 }
 
+// Error implements error.
 func (e *ResetError) Error() string {
 	return fmt.Sprintf("stream was reset: code %d: %s", e.Code, e.Text)
 }
 
-// A Hello begins a session.
+// Hello begins a session.
 type Hello struct {
 	Version    uint16
 	Generation uint64   // of the machine, for the guest end to compare
@@ -95,7 +96,7 @@ func appendGreeting(b []byte, magic [headerSize]byte, h Hello) []byte {
 	return binary.BigEndian.AppendUint32(b, crc32.ChecksumIEEE(b[start:]))
 }
 
-// parseGreeting reads a whole greeting; ok is false if b is not one.
+// parseGreeting parses a whole greeting; ok is false if b is not one.
 func parseGreeting(b []byte, magic [headerSize]byte) (h Hello, ok bool) {
 	if len(b) < headerSize+greetingSize || !bytes.Equal(b[:headerSize], magic[:]) {
 		return h, false

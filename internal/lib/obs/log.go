@@ -1,7 +1,7 @@
-// Package obs is what a running program shows of itself: log lines, timed phases and metrics.
+// Package obs provides log lines, timed phases and metrics.
 //
-// Log keys are a fixed set (sandbox, machine, host, template, snapshot, workspace, took, err, phases);
-// messages are constant, data goes into keys. The package knows nothing of what is logged.
+// Log keys are a fixed set (sandbox, machine, host, template, snapshot, workspace, took, err, phases); messages are
+// constant, data goes into keys. The package does not know what is logged.
 package obs
 
 import (
@@ -10,8 +10,8 @@ import (
 	"log/slog"
 )
 
-// NewLogger writes to w: format "text" or "json", level "debug", "info", "warn" or "error". Another
-// format or level is an error that names what is possible.
+// NewLogger returns a logger to w. format is "text" or "json"; level is "debug", "info", "warn" or "error". The error
+// for any other value lists the valid ones.
 func NewLogger(w io.Writer, format, level string) (*slog.Logger, error) {
 	var l slog.Level
 	switch level {

@@ -19,7 +19,7 @@ func TestOperations(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := obs.NewOperations(reg, "test"); err == nil {
-		t.Error("the same series were registered twice")
+		t.Error("second NewOperations: got no error")
 	}
 	ops.Observe("create", "", 30*time.Millisecond)
 	ops.Observe("create", "no_space", time.Millisecond)
@@ -43,15 +43,17 @@ func TestOperations(t *testing.T) {
 		}
 	}
 	for name, want := range map[string]float64{
-		"test_operations_total ok create": 1, "test_operations_total no_space create": 1, "test_operation_duration_seconds create": 1,
+		"test_operations_total ok create":        1,
+		"test_operations_total no_space create":  1,
+		"test_operation_duration_seconds create": 1,
 	} {
 		if count[name] != want {
-			t.Errorf("%s is %v, want %v", name, count[name], want)
+			t.Errorf("metric %s: got %v, want %v", name, count[name], want)
 		}
 	}
 	for _, name := range []string{"go_goroutines", "process_resident_memory_bytes"} {
 		if count[name] == 0 {
-			t.Errorf("no %s among %v", name, slices.Sorted(maps.Keys(count)))
+			t.Errorf("metric %s is missing among %v", name, slices.Sorted(maps.Keys(count)))
 		}
 	}
 }

@@ -21,15 +21,15 @@ func TestPhases(t *testing.T) {
 		want := []obs.Phase{{"disk", 2 * time.Second}, {"load", 3 * time.Second}}
 		got := p.List()
 		if len(got) != 2 || got[0] != want[0] || got[1] != want[1] {
-			t.Errorf("phases %v, want %v", got, want)
+			t.Errorf("List: got %v, want %v", got, want)
 		}
 		if p.Total() != 5*time.Second {
-			t.Errorf("total %v, want 5s", p.Total())
+			t.Errorf("Total: got %v, want 5s", p.Total())
 		}
 		var out bytes.Buffer
 		slog.New(slog.NewTextHandler(&out, nil)).Info("machine runs", p.Attr())
 		if !strings.Contains(out.String(), "phases.disk=2s phases.load=3s") {
-			t.Errorf("line %q lacks the phases", out.String())
+			t.Errorf("log line %q does not contain the phases", out.String())
 		}
 	})
 }
@@ -43,11 +43,11 @@ func TestNewLogger(t *testing.T) {
 	log.Info("quiet")
 	log.Warn("loud")
 	if got := out.String(); strings.Contains(got, "quiet") || !strings.Contains(got, `"msg":"loud"`) {
-		t.Errorf("logged %q", got)
+		t.Errorf("got log %q", got)
 	}
 	for _, bad := range [][2]string{{"xml", "info"}, {"text", "loud"}} {
 		if _, err := obs.NewLogger(&out, bad[0], bad[1]); err == nil {
-			t.Errorf("no error for format %q, level %q", bad[0], bad[1])
+			t.Errorf("NewLogger with format %q, level %q: got no error", bad[0], bad[1])
 		}
 	}
 }

@@ -12,8 +12,8 @@ type Phase struct {
 	Took time.Duration
 }
 
-// Phases measures the parts of one operation, one after the other. Make one with Start. It may be used
-// from many goroutines, though the phases then follow the order of the calls.
+// Phases measures the consecutive parts of one operation. Create one with Start. It is safe for concurrent use,
+// though the phases then follow the order of the calls.
 type Phases struct {
 	mu    sync.Mutex
 	began time.Time
@@ -21,13 +21,13 @@ type Phases struct {
 	list  []Phase
 }
 
-// Start begins to measure.
+// Start starts a measurement.
 func Start() *Phases {
 	now := time.Now()
 	return &Phases{began: now, last: now}
 }
 
-// Done ends the phase that began with the call before, under the given name.
+// Done ends the phase that began with the previous call, under the given name.
 func (p *Phases) Done(name string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -36,21 +36,21 @@ func (p *Phases) Done(name string) {
 	p.last = now
 }
 
-// List gives the phases so far, in order.
+// List returns the phases so far, in order.
 func (p *Phases) List() []Phase {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return append([]Phase(nil), p.list...)
 }
 
-// Total is the time since Start.
+// Total returns the time since Start.
 func (p *Phases) Total() time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return time.Since(p.began)
 }
 
-// Attr gives the phases as one group for a log line.
+// Attr returns the phases as one group for a log line.
 func (p *Phases) Attr() slog.Attr {
 	list := p.List()
 	args := make([]any, 0, len(list))

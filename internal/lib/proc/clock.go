@@ -10,13 +10,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// EnterClock has the programs that the calling thread runs from now on count time since the boot of the host
-// (CLOCK_MONOTONIC, CLOCK_BOOTTIME) from a moment that lies further back by so much, or, below 0, less far, but not
-// after now: see time_namespaces(7). The thread is locked, and ends with its work. It needs a kernel that has such namespaces
-// and enters them when a program is run.
+// EnterClock shifts the boot clocks of programs that the calling thread runs from now on.
+//
+// They see CLOCK_MONOTONIC and CLOCK_BOOTTIME ahead by that duration, or behind if it is negative, but never before
+// 0: see time_namespaces(7). The thread is locked, and ends with its work. The kernel must support time namespaces
+// and enter them when a program is run.
 func EnterClock(ahead time.Duration) error {
 	if err := unix.Unshare(unix.CLONE_NEWTIME); err != nil {
-		return fmt.Errorf("namespace of clocks: %w", err)
+		return fmt.Errorf("time namespace: %w", err)
 	}
 	seconds := ahead / time.Second
 	if ahead%time.Second > 0 {
@@ -24,12 +25,12 @@ func EnterClock(ahead time.Duration) error {
 	}
 	offsets := fmt.Sprintf("monotonic %d 0\nboottime %d 0\n", seconds, seconds)
 	if err := os.WriteFile(fmt.Sprintf("/proc/%d/timens_offsets", unix.Gettid()), []byte(offsets), 0); err != nil {
-		return fmt.Errorf("namespace of clocks: %w", err)
+		return fmt.Errorf("time namespace: %w", err)
 	}
 	return nil
 }
 
-// ForkAhead answers what makes a process as syscall.ForkExec does, after EnterClock. It is fit for Command.Fork.
+// ForkAhead returns a function that forks like syscall.ForkExec, after EnterClock. It is suitable for Command.Fork.
 func ForkAhead(ahead time.Duration) func(path string, argv []string, attr *syscall.ProcAttr) (int, error) {
 	return func(path string, argv []string, attr *syscall.ProcAttr) (pid int, err error) {
 		done := make(chan struct{})
@@ -49,9 +50,9 @@ func forkAhead(
 	err *error,
 	done chan struct{},
 ) {
-	runtime.LockOSThread() // for ever: with the thread goes the namespace
+	runtime.LockOSThread() // never unlocked: the namespace ends with the thread
 	if unix.Gettid() == unix.Getpid() {
-		// The first thread never ends. Held here, it cannot be the next one's.
+		// The process's first thread never ends. While this goroutine holds it, the inner goroutine runs on another.
 		inner := make(chan struct{})
 		go forkAhead(ahead, path, argv, attr, pid, err, inner)
 		<-inner

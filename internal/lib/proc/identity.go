@@ -10,24 +10,24 @@ import (
 	"strings"
 )
 
-// ErrGone says that the process of an Identity has ended.
+// ErrGone means that the process of an Identity has ended.
 var ErrGone = errors.New("process has ended")
 
-// Identity names one process for as long as the host keeps its state: process ids are reused, and all
-// start again after a boot.
+// Identity identifies one process until the host reboots. A process ID alone does not, since process IDs are reused
+// and start again after a boot.
 type Identity struct {
 	PID   int    `json:"pid"`
 	Start uint64 `json:"start"` // clock ticks from the host's boot to the start of the process
-	Boot  string `json:"boot"`  // the kernel's id of that boot
+	Boot  string `json:"boot"`  // the kernel's ID of that boot
 }
 
-// Alive tells whether the process still runs. A zombie does not.
+// Alive reports whether the process is running. A zombie is not.
 func (id Identity) Alive() bool {
 	now, state, err := identify(id.PID)
 	return err == nil && now == id && state != 'Z' && state != 'X'
 }
 
-// Identify answers who runs under pid now; ErrGone when nobody does.
+// Identify returns the identity of the process pid. The error is ErrGone if no process has that ID.
 func Identify(pid int) (Identity, error) {
 	id, state, err := identify(pid)
 	if err != nil {
@@ -54,7 +54,7 @@ func identify(pid int) (Identity, byte, error) {
 	return Identity{PID: pid, Start: st.start, Boot: strings.TrimSpace(string(boot))}, st.state, nil
 }
 
-// stat is what this package uses of /proc/PID/stat (proc_pid_stat(5)).
+// stat holds the fields of /proc/PID/stat that this package uses (proc_pid_stat(5)).
 type stat struct {
 	state        byte
 	utime, stime uint64
@@ -70,7 +70,7 @@ func readStat(pid int) (stat, error) {
 	return parseStat(data)
 }
 
-// parseStat reads the fields behind the command name, which may itself hold spaces and brackets.
+// parseStat parses the fields after the command name, which may itself contain spaces and parentheses.
 func parseStat(data []byte) (stat, error) {
 	end := bytes.LastIndexByte(data, ')')
 	if end < 0 {
@@ -90,8 +90,8 @@ func parseStat(data []byte) (stat, error) {
 	return s, errors.Join(errs[:]...)
 }
 
-// Find answers the processes whose environment at their start held exactly the variable marker
-// ("NAME=value"). Processes that this one may not look into are passed over.
+// Find returns the processes that started with the environment variable marker ("NAME=value"). It skips processes
+// that this one may not inspect.
 func Find(marker string) ([]Identity, error) {
 	dirs, err := filepath.Glob("/proc/[0-9]*")
 	if err != nil {
@@ -105,7 +105,7 @@ func Find(marker string) ([]Identity, error) {
 		}
 		env, err := os.ReadFile(filepath.Join(dir, "environ"))
 		if err != nil || !holds(env, marker) {
-			continue // ended meanwhile, or not ours to see
+			continue // the process has ended, or access is denied
 		}
 		if id, err := Identify(pid); err == nil {
 			found = append(found, id)

@@ -11,11 +11,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// LogBytes bounds what is kept of a child's output: the first of it.
+// LogBytes is how much of a child's output is kept: the first bytes.
 const LogBytes = 64 << 10
 
-// newLog makes a file in memory that cannot grow: a child that prints for ever fills nothing, nobody
-// has to read, and a later program finds it as the child's descriptor.
+// newLog makes a file in memory of fixed size: a child that prints without end fills nothing, no process has to read,
+// and a later program finds the log as the child's descriptor.
 func newLog() (*os.File, error) {
 	fd, err := unix.MemfdCreate("log", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	if err != nil {
@@ -25,13 +25,14 @@ func newLog() (*os.File, error) {
 	if err := f.Truncate(LogBytes); err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
-	if _, err := unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, unix.F_SEAL_GROW|unix.F_SEAL_SHRINK|unix.F_SEAL_SEAL); err != nil {
+	seals := unix.F_SEAL_GROW | unix.F_SEAL_SHRINK | unix.F_SEAL_SEAL
+	if _, err := unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, seals); err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
 	return f, nil
 }
 
-// adoptLog finds the log of a process that an earlier program started; nil if there is none.
+// adoptLog returns the log of a process that an earlier program started; nil if it has none.
 func adoptLog(pid int) *os.File {
 	path := procFile(pid, "fd/2")
 	target, err := os.Readlink(path)
@@ -45,7 +46,7 @@ func adoptLog(pid int) *os.File {
 	return f
 }
 
-// Log answers the first LogBytes of what the process printed, with what cannot be printed replaced.
+// Log returns the first LogBytes of the process's output. Characters that cannot be printed are replaced.
 func (p *Process) Log() string {
 	if p.log == nil {
 		return ""
@@ -65,7 +66,7 @@ func (p *Process) Log() string {
 	}, string(data))
 }
 
-// Tail is the last n lines of Log, joined by "; ".
+// Tail returns the last n lines of Log, joined by "; ".
 func (p *Process) Tail(n int) string {
 	lines := strings.FieldsFunc(p.Log(), func(r rune) bool { return r == '\n' })
 	return strings.Join(lines[max(0, len(lines)-n):], "; ")

@@ -43,7 +43,7 @@ func wait(t *testing.T, p *proc.Process) proc.Exit {
 func TestExitStatusAndLog(t *testing.T) {
 	p := start(t, `echo one; echo two >&2; exit 7`)
 	if e := wait(t, p); !e.Known || e.Code != 7 || e.Signal != 0 || e.Killed {
-		t.Errorf("got %+v, want status 7", e)
+		t.Errorf("exit: got %+v, want status 7", e)
 	}
 	if got, want := p.Tail(1), "two"; got != want {
 		t.Errorf("tail: got %q, want %q", got, want)
@@ -57,7 +57,7 @@ func TestLogIsBounded(t *testing.T) {
 	p := start(t, `yes 2>/dev/null; echo ended >/dev/null`)
 	wait(t, p)
 	if n := len(p.Log()); n == 0 || n > proc.LogBytes {
-		t.Errorf("log has %d bytes, want 1..%d", n, proc.LogBytes)
+		t.Errorf("log: got %d bytes, want 1 to %d", n, proc.LogBytes)
 	}
 }
 
@@ -90,20 +90,20 @@ func TestKillTwiceAndFromOutside(t *testing.T) {
 		}
 	}
 	if e := p.Exit(); !e.Killed || e.Signal != syscall.SIGKILL {
-		t.Errorf("got %+v, want killed by us", e)
+		t.Errorf("exit: got %+v, want killed by Kill", e)
 	}
 	q := start(t, "exec sleep 1000")
 	if err := syscall.Kill(q.PID(), syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
 	if e := wait(t, q); e.Killed || !strings.Contains(e.String(), "out of memory") {
-		t.Errorf("got %v, want killed from outside", e)
+		t.Errorf("exit: got %v, want killed by another process", e)
 	}
 }
 
 func TestStartOfMissingProgram(t *testing.T) {
 	if _, err := proc.Start(proc.Command{Path: "/nonexistent/program"}); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("got %v, want not exist", err)
+		t.Errorf("Start of a missing program: got error %v, want fs.ErrNotExist", err)
 	}
 }
 
@@ -111,7 +111,7 @@ func TestAdopt(t *testing.T) {
 	p := start(t, "echo before; exec sleep 1000")
 	id := p.Identity()
 	if !id.Alive() {
-		t.Fatal("identity is not alive")
+		t.Fatal("Alive returned false for a running process")
 	}
 	q, err := proc.Adopt(id)
 	if err != nil {
@@ -123,14 +123,14 @@ func TestAdopt(t *testing.T) {
 	}
 	wait(t, p)
 	if id.Alive() {
-		t.Error("identity is alive after the end")
+		t.Error("Alive returned true after the end")
 	}
 	if _, err := proc.Adopt(id); !errors.Is(err, proc.ErrGone) {
 		t.Errorf("adopt after the end: got %v, want ErrGone", err)
 	}
 }
 
-// A process that is not a child is waited for all the same.
+// TestAdoptGrandchild checks that a process that is not a child can be waited for.
 func TestAdoptGrandchild(t *testing.T) {
 	p := start(t, `sleep 1000 & echo $!; wait`, "MARK=proc-test-grandchild")
 	var ids []proc.Identity
@@ -142,7 +142,7 @@ func TestAdoptGrandchild(t *testing.T) {
 		}
 		select {
 		case <-deadline:
-			t.Fatalf("found %d processes, want 2", len(ids))
+			t.Fatalf("Find: got %d processes, want 2", len(ids))
 		default:
 		}
 	}
@@ -158,7 +158,7 @@ func TestAdoptGrandchild(t *testing.T) {
 			t.Fatal(err)
 		}
 		if e := q.Exit(); e.Known {
-			t.Errorf("got %+v, want unknown status", e)
+			t.Errorf("exit of an adopted process: got %+v, want unknown status", e)
 		}
 		if err := q.Release(); err != nil {
 			t.Error(err)
@@ -167,19 +167,19 @@ func TestAdoptGrandchild(t *testing.T) {
 	wait(t, p)
 }
 
-func TestReusedPIDIsNotOurs(t *testing.T) {
+func TestReusedPIDIsAnotherProcess(t *testing.T) {
 	id, err := proc.Identify(os.Getpid())
 	if err != nil {
 		t.Fatal(err)
 	}
 	id.Start++
 	if id.Alive() {
-		t.Error("another start time is taken for the same process")
+		t.Error("Alive returned true for another start time")
 	}
 	id.Start--
 	id.Boot = "00000000-0000-0000-0000-000000000000"
 	if _, err := proc.Adopt(id); !errors.Is(err, proc.ErrGone) {
-		t.Errorf("another boot: got %v, want ErrGone", err)
+		t.Errorf("Adopt with another boot ID: got error %v, want ErrGone", err)
 	}
 }
 
@@ -190,12 +190,12 @@ func TestUsage(t *testing.T) {
 		t.Fatal(err)
 	}
 	if u.Threads != 1 || u.VSZBytes == 0 || time.Since(u.Started) > time.Hour || time.Since(u.Started) < -time.Minute {
-		t.Errorf("got %+v", u)
+		t.Errorf("Usage: got %+v", u)
 	}
 	if err := p.Kill(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := p.Usage(); !errors.Is(err, proc.ErrGone) {
-		t.Errorf("after the end: got %v, want ErrGone", err)
+		t.Errorf("Usage after the end: got error %v, want ErrGone", err)
 	}
 }

@@ -12,18 +12,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Command is a program to start. The child has its own session, /dev/null as standard input, and as
-// output and error a log bounded to LogBytes.
+// Command describes a program to start. The child has its own session, /dev/null as standard input, and a log of
+// LogBytes as output and error output.
 type Command struct {
-	Path   string     // of the program
+	Path   string     // path of the program
 	Args   []string   // without the program's name
-	Env    []string   // all of its environment
+	Env    []string   // the whole environment
 	Dir    string     // working directory; "": /
 	Files  []*os.File // become descriptors 3, 4, ...; the caller keeps and closes its own
-	UID    int        // 0 with GID 0: as this process
+	UID    int        // with GID 0: as this process
 	GID    int
 	Groups []uint32 // supplementary groups, if UID or GID is set
-	// Fork makes the process; nil: syscall.ForkExec. An error means that there is no process.
+	// Fork makes the process; nil: syscall.ForkExec. An error means that no process exists.
 	Fork func(path string, argv []string, attr *syscall.ProcAttr) (pid int, err error)
 }
 
@@ -31,7 +31,7 @@ type Command struct {
 type Process struct {
 	id    Identity
 	pidfd *os.File
-	log   *os.File // nil: none that could be found
+	log   *os.File // nil: none was found
 	done  chan struct{}
 
 	mu     sync.Mutex
@@ -39,14 +39,15 @@ type Process struct {
 	killed bool
 }
 
-// Exit is how a process ended.
+// Exit describes how a process ended.
 type Exit struct {
 	Known  bool // false: an adopted process, whose status only its parent sees
 	Code   int
-	Signal syscall.Signal // 0: it exited by itself
+	Signal syscall.Signal // 0: it exited on its own
 	Killed bool           // Kill was called before the end
 }
 
+// String describes the exit for errors and logs.
 func (e Exit) String() string {
 	switch {
 	case e.Killed:
@@ -61,8 +62,8 @@ func (e Exit) String() string {
 	return fmt.Sprintf("exited with status %d", e.Code)
 }
 
-// Start runs cmd. The child goes on when this process ends. Every child must be waited for through
-// Done by keeping the Process, or be let go with Release.
+// Start runs cmd. The child continues when this process ends. The caller must keep the Process until Done is closed,
+// or call Release.
 func Start(cmd Command) (*Process, error) {
 	log, err := newLog()
 	if err != nil {
@@ -105,7 +106,7 @@ func Start(cmd Command) (*Process, error) {
 	return p, nil
 }
 
-// follow takes over pidfd (-1: not given by the kernel) and begins to wait.
+// follow takes over pidfd (-1: the kernel gave none) and begins to wait.
 func follow(pid, pidfd int, log *os.File) (*Process, error) {
 	var err error
 	if pidfd < 0 {
@@ -117,8 +118,8 @@ func follow(pid, pidfd int, log *os.File) (*Process, error) {
 		return nil, errors.Join(err, unix.Close(pidfd))
 	}
 	f := os.NewFile(uintptr(pidfd), "pidfd")
-	// The pidfd holds the process, dead or not, so what /proc says now is of this one, unless it was
-	// dead before and its id is in use again: then the caller's comparison of identities fails.
+	// The pidfd holds the process, dead or not, so /proc describes this process, unless it was dead before and its ID
+	// is reused: then the caller's comparison of identities fails.
 	id, _, err := identify(pid)
 	if err != nil {
 		return nil, errors.Join(err, f.Close())
@@ -128,7 +129,7 @@ func follow(pid, pidfd int, log *os.File) (*Process, error) {
 	return p, nil
 }
 
-// Adopt follows a process that is perhaps not a child. ErrGone when it has ended.
+// Adopt follows a process that need not be a child. The error is ErrGone if it has ended.
 func Adopt(id Identity) (*Process, error) {
 	pidfd, err := unix.PidfdOpen(id.PID, 0)
 	if err != nil {
@@ -140,7 +141,7 @@ func Adopt(id Identity) (*Process, error) {
 	return follow(id.PID, pidfd, adoptLog(id.PID))
 }
 
-// wait blocks on the pidfd in the runtime's poller and reaps the process if it is a child.
+// wait waits on the pidfd in the runtime's poller and reaps the process if it is a child.
 func (p *Process) wait() {
 	raw, err := p.pidfd.SyscallConn()
 	if err != nil {
@@ -170,31 +171,31 @@ func (p *Process) wait() {
 	close(p.done)
 }
 
-// Identity names the process for a later Adopt.
+// Identity returns the identity of the process, for a later Adopt.
 func (p *Process) Identity() Identity { return p.id }
 
-// PID is the process id; once Done is closed it may belong to another process.
+// PID returns the process ID. Once Done is closed the ID may belong to another process.
 func (p *Process) PID() int { return p.id.PID }
 
-// Done is closed when the process has ended. After Release it is never closed.
+// Done returns a channel that is closed when the process has ended. After Release it is never closed.
 func (p *Process) Done() <-chan struct{} { return p.done }
 
-// Exit says how the process ended. It is meaningful once Done is closed.
+// Exit describes how the process ended. It is valid once Done is closed.
 func (p *Process) Exit() Exit {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.exit
 }
 
-// Signal sends a signal through the pidfd, so never to another process. A process that has ended
-// already is no error.
+// Signal sends a signal through the pidfd, so never to another process. It is not an error if the process has ended.
 func (p *Process) Signal(sig syscall.Signal) error {
 	raw, err := p.pidfd.SyscallConn()
 	if err != nil {
 		return err
 	}
 	var sent error
-	if err := raw.Control(func(fd uintptr) { sent = unix.PidfdSendSignal(int(fd), unix.Signal(sig), nil, 0) }); err != nil {
+	err = raw.Control(func(fd uintptr) { sent = unix.PidfdSendSignal(int(fd), unix.Signal(sig), nil, 0) })
+	if err != nil {
 		return err
 	}
 	if errors.Is(sent, unix.ESRCH) {
@@ -203,7 +204,7 @@ func (p *Process) Signal(sig syscall.Signal) error {
 	return sent
 }
 
-// Kill ends the process and waits for its end. It may be called in every state and twice.
+// Kill kills the process and waits for its end. It may be called in every state, and repeatedly.
 func (p *Process) Kill(ctx context.Context) error {
 	select {
 	case <-p.done:
@@ -215,7 +216,7 @@ func (p *Process) Kill(ctx context.Context) error {
 	p.mu.Unlock()
 	if err := p.Signal(syscall.SIGKILL); err != nil {
 		select {
-		case <-p.done: // and let go of meanwhile
+		case <-p.done: // released meanwhile
 			return nil
 		default:
 		}
@@ -229,8 +230,8 @@ func (p *Process) Kill(ctx context.Context) error {
 	}
 }
 
-// Release lets the process go on without us and frees what this Process holds. It is also right after
-// the end. Only Identity may be called afterwards.
+// Release frees the resources of p and lets the process run on. It may also be called after the end of the process.
+// Only Identity may be called afterwards.
 func (p *Process) Release() error {
 	err := p.pidfd.Close()
 	if p.log != nil {
@@ -239,8 +240,8 @@ func (p *Process) Release() error {
 	return err
 }
 
-// started converts clock ticks since boot to a time of day. The kernel's USER_HZ is 100 on every
-// architecture this program runs on (time(7)).
+// started converts clock ticks since boot to a time of day. The kernel's USER_HZ is 100 on every architecture this
+// program runs on (time(7)).
 func started(ticks uint64, boot time.Time) time.Time {
 	return boot.Add(time.Duration(ticks) * (time.Second / userHZ))
 }

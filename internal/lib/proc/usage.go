@@ -10,18 +10,18 @@ import (
 	"time"
 )
 
-// Usage is what a process takes of the host.
+// Usage is a process's use of the host's resources.
 type Usage struct {
 	Started  time.Time
 	CPU      time.Duration // user and system time of all its threads since the start
 	RSSBytes int64
-	PSSBytes int64 // resident memory with shared pages divided among their users
+	PSSBytes int64 // resident memory, with shared pages divided among their users
 	VSZBytes int64
 	Threads  int
 }
 
-// Usage reads /proc; ErrGone when the process has ended. It walks the page tables of the process for
-// the proportional size, which takes about a millisecond for a guest of 256 MiB.
+// Usage reads the usage of the process from /proc. The error is ErrGone if the process has ended. The kernel walks
+// the page tables of the process for the proportional size, which takes about a millisecond for a guest of 256 MiB.
 func (p *Process) Usage() (Usage, error) {
 	st, err := readStat(p.id.PID)
 	if err != nil {
@@ -53,7 +53,7 @@ func (p *Process) Usage() (Usage, error) {
 	return u, nil
 }
 
-// kilobytes reads a line "key   123 kB" as bytes; 0 when there is none.
+// kilobytes returns the bytes of a line "key   123 kB"; 0 if the line is missing.
 func kilobytes(text []byte, key string) int64 {
 	s := bufio.NewScanner(bytes.NewReader(text))
 	for s.Scan() {
