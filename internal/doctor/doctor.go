@@ -1,6 +1,6 @@
-// Package doctor shows a person what this machine can do: the probes as a table or as JSON.
+// Package doctor shows what this machine can do: the probes as a table or as JSON.
 //
-// It owns the words around findings and nothing else: what is checked, and how, is package probe's.
+// It owns the presentation of findings alone: the checks are those of package probe.
 package doctor
 
 import (
@@ -17,11 +17,11 @@ import (
 	"github.com/pandastack/pandastack/internal/os/disk"
 )
 
-// Check runs all probes and tells each result to each, which may be nil, as it comes. A data directory
-// on an image of its own is mounted for the while, when nobody has mounted it.
+// Check runs all probes, and calls each, which may be nil, with every result as it arrives. If the data directory is
+// on an image of its own that is not mounted, Check mounts it meanwhile.
 func Check(ctx context.Context, c probe.Config, each func(probe.Result)) []probe.Result {
 	if _, err := os.Stat(disk.ImagePath(c.DataDir)); err == nil {
-		// Where it cannot be mounted, the probes say so.
+		// if it cannot be mounted, the probes report that
 		if release, err := disk.EnsureDataDir(ctx, c.DataDir); err == nil {
 			defer func() { _ = release(context.WithoutCancel(ctx)) }() // the next start mounts it anyway
 		}
@@ -29,7 +29,7 @@ func Check(ctx context.Context, c probe.Config, each func(probe.Result)) []probe
 	return probe.Run(ctx, probe.All(c), each)
 }
 
-// Healthy tells whether sandboxes will work: nothing failed.
+// Healthy reports whether sandboxes will work: no probe failed.
 func Healthy(results []probe.Result) bool {
 	for _, r := range results {
 		if r.Level == probe.Fail {
@@ -41,8 +41,8 @@ func Healthy(results []probe.Result) bool {
 
 const nameWidth = 12
 
-// Line writes one result for a person: its level and name, the finding and, below it, the fix. width is
-// that of the terminal; 0 does not wrap.
+// Line prints one result: its level and name, the finding and, below it, the fix. width is that of the terminal; 0
+// does not wrap.
 func Line(w io.Writer, r probe.Result, width int) error {
 	indent := strings.Repeat(" ", nameWidth+8)
 	text := wrap(r.Text, width-len(indent), "\n"+indent)
@@ -56,7 +56,7 @@ func Line(w io.Writer, r probe.Result, width int) error {
 	return err
 }
 
-// Table writes all results and a line that sums them up.
+// Table prints all results and a summary line.
 func Table(w io.Writer, results []probe.Result, width int) error {
 	for _, r := range results {
 		if err := Line(w, r, width); err != nil {
@@ -67,7 +67,7 @@ func Table(w io.Writer, results []probe.Result, width int) error {
 	return err
 }
 
-// Summary is one sentence on all results.
+// Summary returns one sentence about all results.
 func Summary(results []probe.Result) string {
 	count := map[probe.Level]int{}
 	for _, r := range results {
@@ -86,7 +86,7 @@ func Summary(results []probe.Result) string {
 	)
 }
 
-// report is the shape of the JSON output. It only grows.
+// report is the JSON output. Fields are only ever added.
 type report struct {
 	Healthy bool    `json:"healthy"`
 	Checks  []check `json:"checks"`
@@ -100,7 +100,7 @@ type check struct {
 	TookMS float64     `json:"took_ms"`
 }
 
-// JSON writes all results for programs.
+// JSON writes all results as JSON.
 func JSON(w io.Writer, results []probe.Result) error {
 	out := report{Healthy: Healthy(results), Checks: []check{}}
 	for _, r := range results {
@@ -114,8 +114,7 @@ func JSON(w io.Writer, results []probe.Result) error {
 	return e.Encode(out)
 }
 
-// wrap breaks text at spaces into lines of at most width runes, joined by sep. A narrow width does not
-// break at all.
+// wrap breaks text at spaces into lines of at most width runes, joined by sep. It does not break at a narrow width.
 func wrap(text string, width int, sep string) string {
 	if width < 20 {
 		return text

@@ -21,8 +21,9 @@ var results = []probe.Result{
 		Name: "accelerator",
 		Finding: probe.Finding{
 			Level: probe.Warn,
-			Text:  "TCG: a guest booted by translation; /dev/kvm is there, but a guest does not run with it: its kernel said nothing within 5s",
-			Fix:   "use a machine with hardware virtualization for full speed",
+			Text: "TCG: a guest booted by translation; /dev/kvm exists, but a guest does not run with it: " +
+				"its kernel printed nothing within 5s",
+			Fix: "use a machine with hardware virtualization for full speed",
 		},
 	},
 	{
@@ -68,14 +69,14 @@ func TestJSON(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got.Healthy || len(got.Checks) != 3 || got.Checks[0].TookMS != 12 || got.Checks[2].Level != "fail" {
-		t.Errorf("JSON reads %+v", got)
+		t.Errorf("JSON: got %+v", got)
 	}
 	if !doctor.Healthy(results[:2]) {
-		t.Error("a warning makes a machine ill")
+		t.Error("Healthy returned false for a warning")
 	}
 }
 
-func TestCheckTellsAll(t *testing.T) {
+func TestCheckReportsAll(t *testing.T) {
 	n := 0
 	all := doctor.Check(
 		t.Context(),
@@ -83,6 +84,6 @@ func TestCheckTellsAll(t *testing.T) {
 		func(probe.Result) { n++ },
 	)
 	if n != len(all) || n == 0 {
-		t.Errorf("told %d of %d results", n, len(all))
+		t.Errorf("reported %d of %d results", n, len(all))
 	}
 }

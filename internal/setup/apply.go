@@ -21,15 +21,15 @@ import (
 // backportsFile is the package source that setup may add.
 const backportsFile = "/etc/apt/sources.list.d/pandastack-backports.sources"
 
-// Report is told what happens. Its functions may be nil.
+// Report holds the callbacks of Apply. Each may be nil.
 type Report struct {
 	Begin func(i, n int, s Step) // step i of n, from 1
 	Line  command.Log            // a line of a program's output
 	End   func(s Step, took time.Duration, err error)
 }
 
-// Apply carries out a plan. It stops at the first step that fails; that step leaves nothing half-made,
-// and the ones before it stay done.
+// Apply carries out a plan. It stops at the first step that fails; that step leaves nothing incomplete, and the steps
+// before it remain done.
 func Apply(ctx context.Context, c Config, steps []Step, r Report) error {
 	for i, s := range steps {
 		if err := context.Cause(ctx); err != nil {
@@ -70,15 +70,15 @@ func do(ctx context.Context, c Config, s Step, log command.Log) error {
 	case InstallKernel, BuildKernel:
 		return doKernel(ctx, filepath.Join(c.DataDir, "kernel"), s.Kind, log)
 	}
-	return fmt.Errorf("there is no step %q", s.Kind)
+	return fmt.Errorf("unknown step %q", s.Kind)
 }
 
-// doKernel provides a guest kernel. The plan may have been made while the data directory was not mounted:
-// what is there after all is kept.
+// doKernel provides a guest kernel. The plan may have been made while the data directory was not mounted, so a kernel
+// that exists is kept.
 func doKernel(ctx context.Context, dir string, kind Kind, log command.Log) error {
 	_, tuned := kernel.Installed(dir)
 	if tuned != "" {
-		log.Printf("the tuned guest kernel %s is there", tuned)
+		log.Printf("the tuned guest kernel %s exists", tuned)
 		return nil
 	}
 	if kind == BuildKernel {
@@ -87,8 +87,8 @@ func doKernel(ctx context.Context, dir string, kind Kind, log command.Log) error
 	return kernel.Install(ctx, dir, log)
 }
 
-// addBackports writes a source for the release's backports with mirror and key of the release itself.
-// Where the mirror has none the file goes away again, and the release's own packages have to do.
+// addBackports writes a source for the release's backports, with the mirror and key of the release itself. If the
+// mirror has none it removes the file, and setup uses the release's own packages.
 func addBackports(ctx context.Context, log command.Log) error {
 	host, err := apt.ReadDistribution("/")
 	if err != nil {
@@ -109,20 +109,20 @@ func addBackports(ctx context.Context, log command.Log) error {
 		if gone := os.Remove(backportsFile); gone != nil || ctx.Err() != nil {
 			return errors.Join(err, gone)
 		}
-		log.Printf("the mirror has no backports (%v); going on with the release's own QEMU", err)
+		log.Printf("the mirror has no backports (%v); using the release's own QEMU", err)
 	}
 	return nil
 }
 
-// backports is the content of the file for a release.
+// backports returns the content of the file for a release.
 func backports(codename string, sources []apt.Source) (string, error) {
 	i := slices.IndexFunc(sources, func(s apt.Source) bool { return s.Suite == codename })
 	if i < 0 {
-		return "", fmt.Errorf("the package sources do not name %s; add its backports by hand", codename)
+		return "", fmt.Errorf("the package sources do not contain %s; add its backports by hand", codename)
 	}
 	s := sources[i]
 	var b strings.Builder
-	fmt.Fprintf(&b, "# Made by `pandastack setup` for a newer QEMU; `pandastack setup --remove` takes it away.\n")
+	fmt.Fprintf(&b, "# Made by `pandastack setup` for a newer QEMU; `pandastack setup --remove` removes it.\n")
 	fmt.Fprintf(&b, "Types: deb\nURIs: %s\nSuites: %s-backports\nComponents: main\n", s.URI, codename)
 	if s.SignedBy != "" {
 		fmt.Fprintf(&b, "Signed-By: %s\n", s.SignedBy)
@@ -130,7 +130,7 @@ func backports(codename string, sources []apt.Source) (string, error) {
 	return b.String(), nil
 }
 
-// installQEMU takes the newest QEMU there is; from backports only when it is not in the release itself.
+// installQEMU installs the newest available QEMU, from backports only if the release itself does not have it.
 func installQEMU(ctx context.Context, log command.Log) error {
 	pkg := qemuPackage()
 	offers, err := apt.Versions(ctx, pkg)
@@ -148,9 +148,10 @@ func installQEMU(ctx context.Context, log command.Log) error {
 	return apt.Install(ctx, log, suite, pkg)
 }
 
-// Remove takes away what setup made: the data directory's image with everything in it, the guest
-// kernels, and the package source. Packages stay. A data directory that is not on an image of ours keeps
-// everything but the kernels. It fails, and keeps the image, while a node uses it.
+// Remove removes the data directory's image, the guest kernels, and the package source.
+//
+// Packages stay. A data directory that is not on an image made by setup keeps everything except the kernels. Remove
+// fails, and keeps the image, while a node uses it.
 func Remove(ctx context.Context, c Config, log command.Log) error {
 	if os.Geteuid() != 0 {
 		return &NotRootError{Steps: 1}
@@ -161,7 +162,7 @@ func Remove(ctx context.Context, c Config, log command.Log) error {
 		log.Printf("removing %s and its image", c.DataDir)
 		err = disk.RemoveDataDir(c.DataDir)
 	} else {
-		log.Printf("removing the guest kernels; what else is in %s stays", c.DataDir)
+		log.Printf("removing the guest kernels; everything else in %s stays", c.DataDir)
 		if err = kernel.Remove(filepath.Join(c.DataDir, "kernel")); errors.Is(err, fs.ErrNotExist) {
 			err = nil
 		}

@@ -11,12 +11,12 @@ func TestBackports(t *testing.T) {
 		{URI: "http://s.example", Suite: "bookworm-security"},
 		{URI: "http://m.example/debian", Suite: "bookworm", SignedBy: "/k.gpg"},
 	}
-	want := "# Made by `pandastack setup` for a newer QEMU; `pandastack setup --remove` takes it away.\n" +
+	want := "# Made by `pandastack setup` for a newer QEMU; `pandastack setup --remove` removes it.\n" +
 		"Types: deb\nURIs: http://m.example/debian\nSuites: bookworm-backports\nComponents: main\nSigned-By: /k.gpg\n"
 	if got, err := backports("bookworm", sources); err != nil || got != want {
-		t.Errorf("file %q, %v; want %q", got, err, want)
+		t.Errorf("backports: got %q, %v, want %q", got, err, want)
 	}
 	if _, err := backports("trixie", sources); err == nil {
-		t.Error("made up a source for a release that the machine has none of")
+		t.Error("backports of an unknown release: got no error")
 	}
 }

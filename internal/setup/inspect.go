@@ -21,12 +21,12 @@ import (
 // needed are the packages of a node besides QEMU.
 var needed = []string{"ca-certificates", "e2fsprogs", "mmdebstrap", "xfsprogs", "xz-utils"}
 
-// registryClient is the program, and the package of it, that fetches the parts of template base and knows
-// from where on this machine.
+// registryClient is the program, and its package, that fetches the parts of template base with this machine's
+// configuration.
 const registryClient = "npm"
 
-// Inspect finds out what is there. It changes nothing; a data directory that does not exist is judged by
-// a directory above it, and one on an image that is not mounted is mounted for a moment.
+// Inspect collects the facts of this machine. It changes nothing. It judges a data directory that does not exist by a
+// directory above it, and briefly mounts one on an image that is not mounted.
 func Inspect(ctx context.Context, c Config) (Facts, error) {
 	host, err := apt.ReadDistribution("/")
 	if err != nil {
@@ -56,7 +56,7 @@ func Inspect(ctx context.Context, c Config) (Facts, error) {
 
 var major = regexp.MustCompile(`version (\d+)\.`)
 
-// qemuMajor is the major version of the installed QEMU, 0 for none that runs.
+// qemuMajor returns the major version of the installed QEMU, 0 if none runs.
 func qemuMajor(ctx context.Context) int {
 	name := map[string]string{"amd64": "qemu-system-x86_64", "arm64": "qemu-system-aarch64"}[runtime.GOARCH]
 	out, err := command.Output(ctx, command.Options{}, name, "--version")
@@ -86,7 +86,7 @@ func (f *Facts) packages(ctx context.Context) error {
 		return slices.DeleteFunc(slices.Clone(list), func(p string) bool { return have[p] })
 	}
 	f.Missing, f.BuildMissing = lacks(needed), lacks(kernel.BuildPackages)
-	if !command.Exists(registryClient) { // people have it from elsewhere more often than as a package
+	if !command.Exists(registryClient) { // often installed from another source than a package
 		f.Missing = append(f.Missing, registryClient)
 	}
 	sources, err := apt.Sources("/")
@@ -115,7 +115,7 @@ func (f *Facts) data(dir string) error {
 		at = filepath.Dir(at)
 	}
 	if !f.Root {
-		// Probing writes; where we may not, the type of the file system has to do.
+		// probing writes; without permission the file system's type decides
 		kind, err := disk.Type(at)
 		f.Reflink = kind == "xfs" || kind == "btrfs"
 		return err

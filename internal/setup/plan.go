@@ -1,11 +1,10 @@
-// Package setup makes a machine ready for sandboxes: packages, data directory, guest kernel.
+// Package setup prepares a machine for sandboxes: packages, data directory, guest kernel.
 //
-// It owns the plan, which is a pure function of what was found, and the steps that carry it out. Every
-// step does nothing where its work is done already, and undoes what it began when it fails, so setup can
-// be run again at any time. What it made can be taken away by Remove; packages stay, as they may be used
-// by others. Mirrors come from the machine's own package sources.
+// It owns the plan, a pure function of the facts, and the steps that carry it out. A step does nothing if its work is
+// done already, and undoes its changes when it fails, so setup can be run again at any time. Remove removes what
+// setup made, except packages, which other programs may use. Mirrors come from the machine's own package sources.
 //
-// One setup runs at a time on a machine; the package manager's lock sees to it where it matters.
+// One setup runs at a time on a machine; the package manager's lock ensures it where it matters.
 package setup
 
 import (
@@ -17,40 +16,40 @@ import (
 
 // Kernels that Config.Kernel may name.
 const (
-	KernelDistribution = "distribution" // the cloud kernel as it is; nothing is compiled
+	KernelDistribution = "distribution" // the unchanged cloud kernel; nothing is compiled
 	KernelTuned        = "tuned"        // compiled from the distribution's source; takes minutes
 )
 
-// Config says what is wanted.
+// Config is the wanted state of the machine.
 type Config struct {
 	DataDir  string
-	ImageGiB int    // size of the data directory's XFS image, where one is needed; it is sparse
+	ImageGiB int    // size of the data directory's sparse XFS image, if one is needed
 	Kernel   string // KernelDistribution (also when empty) or KernelTuned
 }
 
-// Facts are what the plan depends on, as Inspect finds them.
+// Facts are the inputs of the plan, as Inspect finds them.
 type Facts struct {
 	Root         bool
 	Debian       bool
-	Distribution string   // for people: "Debian GNU/Linux 12 (bookworm)"
+	Distribution string   // for display: "Debian GNU/Linux 12 (bookworm)"
 	Codename     string   // "bookworm"
-	Missing      []string // packages that are needed and not installed, QEMU's aside
+	Missing      []string // needed packages that are not installed, without QEMU
 	QEMUMajor    int      // of the installed QEMU; 0: none
-	Backports    bool     // the machine has its release's backports among its sources
+	Backports    bool     // the release's backports are among the package sources
 	HasLists     bool     // package lists have been fetched
 	DataExists   bool
 	Reflink      bool // the data directory can clone files
-	Image        bool // an XFS image lies beside the data directory
+	Image        bool // an XFS image exists beside the data directory
 	Mounted      bool
 	Kernel       string // installed distribution kernel; empty: none, or damaged
 	Tuned        string // installed tuned kernel; empty: none, or damaged
 	BuildMissing []string
 }
 
-// Kind is what a step does.
+// Kind is the kind of a step.
 type Kind string
 
-// The kinds of steps, in the order they are done.
+// Kinds of steps, in their order.
 const (
 	AddBackports  Kind = "backports"
 	UpdateLists   Kind = "update"
@@ -63,41 +62,44 @@ const (
 	BuildKernel   Kind = "build-kernel"
 )
 
-// Step is one thing to do.
+// Step is one step of a plan.
 type Step struct {
 	Kind     Kind
-	Text     string   // for people, in the imperative
+	Text     string   // for display, in the imperative
 	Packages []string // of Packages
 }
 
-// UnsupportedError says that setup cannot install what is missing here, and what that is.
+// UnsupportedError reports programs that setup cannot install on this distribution.
 type UnsupportedError struct {
 	Distribution string
 	Missing      []string
 }
 
+// Error implements error.
 func (e *UnsupportedError) Error() string {
 	return fmt.Sprintf(
-		"this is %s, and setup installs packages on Debian only; install these programs by hand and run setup again: %s",
+		"this is %s, and setup installs packages on Debian only; install these programs by hand and run setup again: "+
+			"%s",
 		e.Distribution,
 		strings.Join(e.Missing, ", "),
 	)
 }
 
-// NotRootError says that there is something to do and root is needed for it.
+// NotRootError reports that the plan has steps, which need root.
 type NotRootError struct{ Steps int }
 
+// Error implements error.
 func (e *NotRootError) Error() string {
-	return fmt.Sprintf("setup has %d things to do and needs root for them; run it with sudo", e.Steps)
+	return fmt.Sprintf("setup has %d steps to do and needs root for them; run it with sudo", e.Steps)
 }
 
-// oldQEMU are the releases of Debian whose own QEMU is older than 10, and whose backports have it.
+// oldQEMU are the releases of Debian whose own QEMU is older than 10, and whose backports have a newer one.
 var oldQEMU = []string{"bookworm"}
 
-// wantQEMU is the oldest QEMU that setup is content with where a newer one can be had.
+// wantQEMU is the oldest QEMU that setup keeps if a newer one is available.
 const wantQEMU = 10
 
-// Plan says what is to be done, in order; nothing when all is ready. It fails where setup cannot help.
+// Plan returns the steps to do, in order; none if the machine is ready. It returns an error if setup cannot help.
 func Plan(c Config, f Facts) ([]Step, error) {
 	var steps []Step
 	qemu := f.QEMUMajor == 0 || f.QEMUMajor < wantQEMU && slices.Contains(oldQEMU, f.Codename)
@@ -125,11 +127,12 @@ func Plan(c Config, f Facts) ([]Step, error) {
 			steps,
 			Step{
 				Kind: AddBackports,
-				Text: "add " + f.Codename + "-backports to the package sources (" + backportsFile + ", with the mirror in use) and fetch the lists",
+				Text: "add " + f.Codename + "-backports to the package sources (" + backportsFile +
+					", with the mirror in use) and fetch the lists",
 			},
 		)
 	} else if len(missing) > 0 || qemu || !f.HasLists && (kernel || build) {
-		// Adding a source fetches them too. Lists that are there may be too old to install from.
+		// Adding a source fetches the lists too. Existing lists may be too old to install from.
 		steps = append(steps, Step{Kind: UpdateLists, Text: "fetch the package lists"})
 	}
 	if len(missing) > 0 {

@@ -16,7 +16,7 @@ import (
 
 var update = flag.Bool("update", false, "write the goldens")
 
-// bare is a fresh Debian 12; ready is the same after setup.
+// bare returns the facts of a fresh Debian 12; ready returns those after setup.
 func bare() setup.Facts {
 	return setup.Facts{
 		Root: true, Debian: true, Distribution: "Debian GNU/Linux 12 (bookworm)", Codename: "bookworm",
@@ -82,7 +82,7 @@ func TestPlan(t *testing.T) {
 	}
 	want, err := os.ReadFile(path)
 	if err != nil || !bytes.Equal(out.Bytes(), want) {
-		t.Errorf("plans, %v:\n%s\nwant:\n%s", err, out.Bytes(), want)
+		t.Errorf("got plans, error %v:\n%s\nwant:\n%s", err, out.Bytes(), want)
 	}
 }
 
@@ -101,13 +101,13 @@ func TestApplyStopsAtFailure(t *testing.T) {
 	}
 	err := setup.Apply(t.Context(), setup.Config{DataDir: dir}, steps, report)
 	if err == nil || !strings.Contains(err.Error(), "do nonsense") || failed == nil {
-		t.Errorf("error %v, told %v", err, failed)
+		t.Errorf("Apply: got error %v, reported %v", err, failed)
 	}
 	if fmt.Sprint(began) != "[1 3 2 3]" {
-		t.Errorf("began %v", began)
+		t.Errorf("got steps %v", began)
 	}
 	if _, err := os.Stat(dir); err != nil {
-		t.Errorf("the step before is undone: %v", err)
+		t.Errorf("the step before the failed one was undone: %v", err)
 	}
 }
 
@@ -117,6 +117,6 @@ func TestInspectThisMachine(t *testing.T) {
 		t.Fatal(err)
 	}
 	if f.Distribution == "" || f.DataExists || f.Image || f.Kernel != "" {
-		t.Errorf("facts %+v", f)
+		t.Errorf("got facts %+v", f)
 	}
 }

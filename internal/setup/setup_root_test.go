@@ -14,8 +14,8 @@ import (
 	"github.com/pandastack/pandastack/internal/setup"
 )
 
-// The data directory is made, found again after the machine lost its mounts, and taken away. The other
-// steps are left out: they change the machine.
+// TestDataDirectory makes the data directory, finds it again after the machine lost its mounts, and removes it. It
+// omits the other steps, which change the machine.
 func TestDataDirectory(t *testing.T) {
 	dir := filepath.Join(disktest.MountDir(t), "data")
 	c := setup.Config{DataDir: dir, ImageGiB: 1}
@@ -25,14 +25,14 @@ func TestDataDirectory(t *testing.T) {
 	defer disk.RemoveDataDir(dir)
 	f, err := setup.Inspect(t.Context(), c)
 	if err != nil || !f.Image || !f.Mounted || !f.Reflink {
-		t.Errorf("after making: %+v, %v", f, err)
+		t.Errorf("after Apply: got %+v, %v", f, err)
 	}
 	if err := disk.Unmount(dir); err != nil {
 		t.Fatal(err)
 	}
 	f, err = setup.Inspect(t.Context(), c)
 	if err != nil || !f.Image || f.Mounted {
-		t.Errorf("after losing the mount: %+v, %v", f, err)
+		t.Errorf("after losing the mount: got %+v, %v", f, err)
 	}
 	if err := setup.Apply(t.Context(), c, []setup.Step{{Kind: setup.MountImage}}, setup.Report{}); err != nil {
 		t.Fatal(err)
@@ -42,7 +42,7 @@ func TestDataDirectory(t *testing.T) {
 	}
 	for _, p := range []string{dir, disk.ImagePath(dir)} {
 		if _, err := os.Stat(p); !errors.Is(err, fs.ErrNotExist) {
-			t.Errorf("%s stayed: %v", p, err)
+			t.Errorf("%s exists after Remove: %v", p, err)
 		}
 	}
 }

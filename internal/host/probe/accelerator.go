@@ -20,33 +20,35 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm"
 )
 
-// How long a guest may take until its kernel says its name. A machine with working virtualization needs
-// well under a second; translated code on a busy machine a few.
+// How long a guest may take until its kernel prints its first line. A machine with working virtualization needs well
+// under a second; translated code on a busy machine a few.
 const (
 	kvmLimit = 5 * time.Second
 	tcgLimit = 100 * time.Second
 )
 
-// marker is the first line of every Linux kernel.
+// marker begins the first line of every Linux kernel.
 const marker = "Linux version"
 
-// Choice is the accelerator that guests run with on this machine, and how that was found out.
+// Choice is the accelerator that guests run with on this machine, and the reason.
 type Choice struct {
 	Accelerator vmm.Accelerator `json:"accelerator"`
-	// Why says why it is not a better one: what happened to a guest under KVM. Empty for KVM.
+	// Why explains why it is not a better one: how a guest failed under KVM. Empty for KVM.
 	Why string `json:"why,omitempty"`
 }
 
-// cached is the file a choice is kept in until the machine, the monitor or the kernel changes.
+// cached is the content of the file that keeps a choice until the machine restarts, or the monitor or the kernel
+// changes.
 type cached struct {
 	Key    string `json:"key"`
 	Choice Choice `json:"choice"`
 }
 
-// ChooseAccelerator boots a guest for a moment, under KVM if there is a device for it and else, or when
-// it does not get to its first line within five seconds, under TCG. The answer is kept in the data
-// directory, where there is one, until the machine is started anew or monitor or kernel change. It
-// fails when no guest boots at all, with no monitor or kernel among the reasons.
+// ChooseAccelerator boots a guest for a moment to find the accelerator that works: KVM or TCG.
+//
+// It tries KVM if the device exists, and TCG if there is none or the guest does not print its first line within five
+// seconds. It keeps the result in the data directory, if that exists, until the machine restarts, or the monitor or
+// the kernel changes. It returns an error if no guest boots, for example without a monitor or a kernel.
 func ChooseAccelerator(ctx context.Context, c Config) (Choice, error) {
 	path, err := findKernel(c.DataDir)
 	if err != nil {
@@ -69,7 +71,7 @@ func ChooseAccelerator(ctx context.Context, c Config) (Choice, error) {
 	if err != nil {
 		return Choice{}, err
 	}
-	// Not being able to keep the answer costs the next start a second and nothing else.
+	// If the result cannot be kept, the next start takes a second longer; no more is lost.
 	if os.MkdirAll(filepath.Dir(file), 0o755) == nil {
 		_ = durable.WriteJSON(file, cached{Key: key, Choice: choice})
 	}
@@ -83,7 +85,7 @@ func try(ctx context.Context, binary, path string) (Choice, error) {
 	} else if err := boot(ctx, binary, path, vmm.KVM, kvmLimit); err == nil {
 		return Choice{Accelerator: vmm.KVM}, nil
 	} else {
-		why = "/dev/kvm is there, but a guest does not run with it: " + err.Error()
+		why = "/dev/kvm exists, but a guest does not run with it: " + err.Error()
 	}
 	if err := boot(ctx, binary, path, vmm.TCG, tcgLimit); err != nil {
 		return Choice{}, fmt.Errorf("choose accelerator: no guest boots: %w (%s)", err, why)
@@ -98,7 +100,7 @@ func (c Config) binary() string {
 	return map[string]string{"amd64": "qemu-system-x86_64", "arm64": "qemu-system-aarch64"}[runtime.GOARCH]
 }
 
-// findKernel gives the path of a guest kernel without asking for a guest agent.
+// findKernel returns the path of a guest kernel, without a guest agent.
 func findKernel(dataDir string) (string, error) {
 	return kernel.Image(filepath.Join(dataDir, "kernel"))
 }
@@ -122,15 +124,16 @@ func cacheKey(files ...string) (string, error) {
 	return hex.EncodeToString(h.Sum(nil)), nil
 }
 
-// boot starts a guest in QEMU and waits until its kernel speaks. The guest has no disk and no initramfs, so
-// it ends soon after; it is killed before.
+// boot starts a guest in QEMU and waits for the first line of its kernel. The guest has no disk and no initramfs, so
+// it would end soon after; boot kills it before.
 func boot(ctx context.Context, binary, path string, accel vmm.Accelerator, limit time.Duration) error {
 	return speak(ctx, "QEMU", limit, binary, bootArguments(path, accel, kernel.IsELF(path))...)
 }
 
-// speak runs a monitor, called name for people, until the guest's kernel speaks on its standard output.
+// speak runs a monitor until the guest's kernel prints its first line on standard output. name names the monitor in
+// errors.
 func speak(ctx context.Context, name string, limit time.Duration, binary string, args ...string) error {
-	silent := fmt.Errorf("its kernel said nothing within %v", limit)
+	silent := fmt.Errorf("its kernel printed nothing within %v", limit)
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, silent)
 	defer cancel()
 	console, err := os.CreateTemp("", "pandastack-probe-*")
@@ -164,7 +167,7 @@ func speak(ctx context.Context, name string, limit time.Duration, binary string,
 	return fmt.Errorf("%s %w: %s", name, err, complaint.text())
 }
 
-// watch waits for the marker in the console, nil, or for the end of the monitor.
+// watch waits for the marker in the console, and returns nil, or for the end of the monitor.
 func watch(console io.ReaderAt, ended <-chan error) error {
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
@@ -182,7 +185,7 @@ func watch(console io.ReaderAt, ended <-chan error) error {
 			if err == nil {
 				err = errSilent
 			}
-			return fmt.Errorf("ended before the guest's kernel spoke (%w)", err)
+			return fmt.Errorf("ended before the guest's kernel printed anything (%w)", err)
 		case <-tick.C:
 			if spoke() {
 				return nil
@@ -212,7 +215,7 @@ func bootArguments(path string, accel vmm.Accelerator, isELF bool) []string {
 	}
 }
 
-// tail keeps the first kilobyte of what a program complains of.
+// tail keeps the first kilobyte of a program's error output.
 type tail struct{ data []byte }
 
 func (t *tail) Write(p []byte) (int, error) {

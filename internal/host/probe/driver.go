@@ -17,31 +17,32 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm/firecracker"
 )
 
-// The drivers that Config.Driver and DriverChoice name.
+// Drivers that Config.Driver and DriverChoice name.
 const (
 	Auto              = "auto"
 	FirecrackerDriver = "firecracker"
 	QEMUDriver        = "qemu"
 )
 
-// DriverChoice is the monitor that machines run in here, and how that was found out.
+// DriverChoice is the monitor that machines run in on this host, and the reason.
 type DriverChoice struct {
 	Driver      string          `json:"driver"`
 	Accelerator vmm.Accelerator `json:"accelerator"`
-	// Why says why it is not Firecracker, or why guests are not run by KVM. Empty when both are.
+	// Why explains why it is not Firecracker, or why guests do not run with KVM. Empty if both hold.
 	Why string `json:"why,omitempty"`
 }
 
-// cachedDriver is the file in which it is kept whether Firecracker runs a guest.
+// cachedDriver is the content of the file that records whether Firecracker runs a guest.
 type cachedDriver struct {
 	Key string `json:"key"`
 	Why string `json:"why"` // empty: it does
 }
 
-// ChooseDriver takes Firecracker where a usable one boots a guest, else QEMU with the accelerator that
-// ChooseAccelerator finds. A driver that the configuration names is the only one that is looked at; with a
-// named Firecracker that boots no guest it fails and says why. What Firecracker did is kept like the
-// accelerator.
+// ChooseDriver selects Firecracker if it boots a guest, and QEMU otherwise.
+//
+// The accelerator of QEMU is that of ChooseAccelerator. If the configuration names a driver, only that one is
+// considered; if it names Firecracker, which boots no guest, ChooseDriver returns an error with the reason. The
+// result for Firecracker is kept like that of the accelerator.
 func ChooseDriver(ctx context.Context, c Config) (DriverChoice, error) {
 	why := ""
 	if c.Driver != QEMUDriver {
@@ -49,7 +50,7 @@ func ChooseDriver(ctx context.Context, c Config) (DriverChoice, error) {
 			return DriverChoice{Driver: FirecrackerDriver, Accelerator: vmm.KVM}, nil
 		}
 		if c.Driver == FirecrackerDriver {
-			return DriverChoice{}, fmt.Errorf("choose driver: Firecracker is set and cannot be used: %s", why)
+			return DriverChoice{}, fmt.Errorf("choose driver: vmm.driver is firecracker, which cannot be used: %s", why)
 		}
 	}
 	a, err := ChooseAccelerator(ctx, c)
@@ -62,7 +63,7 @@ func ChooseDriver(ctx context.Context, c Config) (DriverChoice, error) {
 	return DriverChoice{Driver: QEMUDriver, Accelerator: a.Accelerator, Why: why + a.Why}, nil
 }
 
-// firecrackerBoots says why Firecracker cannot be used; "" when a guest's kernel spoke in it.
+// firecrackerBoots returns why Firecracker cannot be used; "" if a guest's kernel started in it.
 func (c Config) firecrackerBoots(ctx context.Context) string {
 	binary, version, err := firecracker.Find(ctx, c.Firecracker)
 	if err == nil {
@@ -75,7 +76,7 @@ func (c Config) firecrackerBoots(ctx context.Context) string {
 		return err.Error()
 	}
 	if _, err := os.Stat("/dev/kvm"); err != nil {
-		return "there is no /dev/kvm"
+		return "/dev/kvm does not exist"
 	}
 	path, err := findKernel(c.DataDir)
 	if err != nil {
@@ -97,14 +98,14 @@ func (c Config) firecrackerBoots(ctx context.Context) string {
 		}
 		why = "a guest does not run in Firecracker: " + err.Error()
 	}
-	// Not being able to keep the answer costs the next start a second and nothing else.
+	// If the result cannot be kept, the next start takes a second longer; no more is lost.
 	if os.MkdirAll(filepath.Dir(file), 0o755) == nil {
 		_ = durable.WriteJSON(file, cachedDriver{Key: key, Why: why})
 	}
 	return why
 }
 
-// bootFirecracker starts a guest and waits until its kernel speaks, as boot does.
+// bootFirecracker starts a guest and waits for the first line of its kernel, as boot does.
 func bootFirecracker(ctx context.Context, binary, kernel string) error {
 	config, err := json.Marshal(map[string]any{
 		"boot-source": map[string]any{
@@ -121,7 +122,7 @@ func bootFirecracker(ctx context.Context, binary, kernel string) error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = os.RemoveAll(dir) }() // in the directory for such things
+	defer func() { _ = os.RemoveAll(dir) }() // in the directory for temporary files
 	path := filepath.Join(dir, "config.json")
 	if err := os.WriteFile(path, config, 0o600); err != nil {
 		return err
@@ -136,11 +137,11 @@ func (c Config) firecracker(ctx context.Context) Finding {
 	if errors.Is(err, exec.ErrNotFound) || errors.Is(err, fs.ErrNotExist) {
 		switch _, kvm := os.Stat("/dev/kvm"); {
 		case wanted:
-			return fail(install, "not installed, and vmm.driver asks for it")
+			return fail(install, "not installed, but vmm.driver is firecracker")
 		case kvm == nil:
 			return warn(install, "not installed; machines run in QEMU")
 		}
-		return ok("not installed, and of no use without /dev/kvm; machines run in QEMU")
+		return ok("not installed, and not usable without /dev/kvm; machines run in QEMU")
 	}
 	if err == nil {
 		err = firecracker.CheckRelease(version)
@@ -148,7 +149,8 @@ func (c Config) firecracker(ctx context.Context) Finding {
 	if err == nil && c.Jailer != "" {
 		if err := firecracker.CheckJailer(ctx, c.Jailer, version); err != nil {
 			return fail(
-				"set vmm.jailer to the jailer that came with this Firecracker, or to nothing: the node has a jail of its own",
+				"set vmm.jailer to the jailer of this Firecracker release, or leave it empty: the node has a jail "+
+					"of its own",
 				"%v",
 				err,
 			)
@@ -184,14 +186,14 @@ func (c Config) driver(ctx context.Context) Finding {
 	return ok("QEMU with %s", choice.Accelerator)
 }
 
-// guestMemory looks at what the host does with the memory of guests behind their backs.
+// guestMemory checks host settings that affect the memory of guests.
 func (c Config) guestMemory(context.Context) Finding {
 	var wrong, fix []string
 	if c.HugePages {
 		if ready, err := vmm.ReadHugePages(); err != nil || ready == 0 {
 			wrong, fix = append(
 				wrong,
-				"no pages of 2 MiB are kept ready, and vmm.huge_pages asks for them",
+				"no pages of 2 MiB are reserved, but vmm.huge_pages needs them",
 			), append(
 				fix,
 				"sysctl vm.nr_hugepages=N, half as many as the MiB of such sandboxes",
@@ -201,7 +203,7 @@ func (c Config) guestMemory(context.Context) Finding {
 	if text, err := os.ReadFile("/sys/kernel/mm/ksm/run"); err == nil && strings.TrimSpace(string(text)) == "1" {
 		wrong, fix = append(
 			wrong,
-			"equal pages of different guests are merged, which tells them about one another",
+			"equal pages of different guests are merged (KSM), which leaks information between them",
 		), append(
 			fix,
 			"echo 0 > /sys/kernel/mm/ksm/run",

@@ -11,8 +11,8 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm"
 )
 
-// monitors are stand-ins for a Firecracker of a release, which does run with a configuration, and a QEMU
-// that runs guests by translation, beside a kernel.
+// monitors are stand-ins for a Firecracker of a release, whose exit is given, and a QEMU that runs guests by
+// translation, beside a kernel.
 func monitors(t *testing.T, release, run string) probe.Config {
 	t.Helper()
 	dir := t.TempDir()
@@ -56,7 +56,7 @@ func TestChooseDriver(t *testing.T) {
 		t.Run(r.name, func(t *testing.T) {
 			c := monitors(t, r.release, r.run)
 			c.Driver = r.driver
-			if !kvm { // nothing runs in Firecracker then, and the answer is the same for all
+			if !kvm { // no guest runs in Firecracker then, and the result is the same for all
 				if r.want == "firecracker" {
 					r.want = "qemu"
 				}
@@ -67,25 +67,25 @@ func TestChooseDriver(t *testing.T) {
 			got, err := probe.ChooseDriver(t.Context(), c)
 			if r.want == "" {
 				if err == nil || !strings.Contains(err.Error(), r.why) {
-					t.Errorf("got %+v, %v, want no driver because of %q", got, err, r.why)
+					t.Errorf("ChooseDriver: got %+v, %v, want no driver because of %q", got, err, r.why)
 				}
 				return
 			}
 			if err != nil || got.Driver != r.want || !strings.Contains(got.Why, r.why) {
-				t.Errorf("got %+v, %v, want %s because of %q", got, err, r.want, r.why)
+				t.Errorf("ChooseDriver: got %+v, %v, want %s because of %q", got, err, r.want, r.why)
 			}
 			if r.want == "qemu" && got.Accelerator != vmm.TCG {
-				t.Errorf("got %+v", got)
+				t.Errorf("ChooseDriver: got %+v", got)
 			}
 			again, err := probe.ChooseDriver(t.Context(), c)
 			if err != nil || again != got {
-				t.Errorf("asked again: got %+v, %v", again, err)
+				t.Errorf("second ChooseDriver: got %+v, %v", again, err)
 			}
 		})
 	}
 }
 
-// A jailer of another release, or one that is none, is found before a machine is to start.
+// TestJailerRow checks that a jailer of another release, or a program that is none, is found before a machine starts.
 func TestJailerRow(t *testing.T) {
 	for name, r := range map[string]struct {
 		says  string
@@ -113,7 +113,7 @@ func TestJailerRow(t *testing.T) {
 	}
 }
 
-// Huge pages that are asked for and not there are told.
+// TestHugePagesRow checks the warning for huge pages that are configured and missing.
 func TestHugePagesRow(t *testing.T) {
 	ready, err := os.ReadFile("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages")
 	if err != nil || strings.TrimSpace(string(ready)) != "0" {
@@ -125,7 +125,7 @@ func TestHugePagesRow(t *testing.T) {
 			t.Fatal(err)
 		}
 		if f := list[0].Run(t.Context()); strings.Contains(f.Text, "vmm.huge_pages") != asked {
-			t.Errorf("asked for: %v, got %+v", asked, f)
+			t.Errorf("with huge pages %v: got %+v", asked, f)
 		}
 	}
 }

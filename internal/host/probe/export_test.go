@@ -12,7 +12,7 @@ func BootKVM(ctx context.Context, binary string, limit time.Duration) error {
 	return boot(ctx, binary, "vmlinuz", vmm.KVM, limit)
 }
 
-// On gives c with /proc and /sys below root.
+// On returns c with /proc and /sys below root.
 func (c Config) On(root string) Config {
 	c.system = root
 	return c

@@ -23,7 +23,7 @@ func (c Config) root(context.Context) Finding {
 	}
 	return fail(
 		"run pandastack as root (sudo)",
-		"running as user %d, which cannot make networks, control groups and images",
+		"running as user %d, which cannot create networks, control groups and images",
 		os.Geteuid(),
 	)
 }
@@ -40,7 +40,7 @@ func (c Config) qemu(ctx context.Context) Finding {
 	}
 	m := versionLine.FindStringSubmatch(out)
 	if m == nil {
-		return fail(fixSetup, "%s does not say its version: %q", c.binary(), strings.TrimSpace(out))
+		return fail(fixSetup, "%s reports no version: %q", c.binary(), strings.TrimSpace(out))
 	}
 	major, _ := strconv.Atoi(m[1]) // digits by the expression
 	minor, _ := strconv.Atoi(m[2])
@@ -49,7 +49,7 @@ func (c Config) qemu(ctx context.Context) Finding {
 	case major < 7 || major == 7 && minor < 2:
 		return fail(fixSetup, "%s is too old; 7.2 is the oldest that works", text)
 	case major < 10:
-		return warn(fixSetup+", which takes QEMU 10 from backports where the distribution has it",
+		return warn(fixSetup+", which installs QEMU 10 from backports if the distribution has it",
 			"%s works; 10 can open memory images read-only", text)
 	}
 	return ok("%s", text)
@@ -59,7 +59,7 @@ func (c Config) kernel(context.Context) Finding {
 	version, err := kernel.Check(filepath.Join(c.DataDir, "kernel"))
 	var none *kernel.NotFoundError
 	if errors.As(err, &none) {
-		return fail(fixSetup, "there is no guest kernel in %s", none.Dir)
+		return fail(fixSetup, "no guest kernel in %s", none.Dir)
 	}
 	if err != nil {
 		return fail(fixSetup, "%v", err)
@@ -69,7 +69,7 @@ func (c Config) kernel(context.Context) Finding {
 
 func (c Config) guestAgent(context.Context) Finding {
 	if c.GuestAgent == "" {
-		return fail("set guest_agent, or build with `make build`", "it is not known where the guest agent is")
+		return fail("set guest_agent, or build with `make build`", "the path of the guest agent is not set")
 	}
 	if err := kernel.CheckAgent(c.GuestAgent); err != nil {
 		return fail("build it with `make build`, or set guest_agent", "%v", err)
@@ -77,7 +77,7 @@ func (c Config) guestAgent(context.Context) Finding {
 	return ok("%s", c.GuestAgent)
 }
 
-// existing is the nearest directory above path that is there.
+// existing returns the nearest directory above path that exists.
 func existing(path string) string {
 	for {
 		if info, err := os.Stat(path); err == nil && info.IsDir() {
@@ -100,7 +100,7 @@ func (c Config) reflink(context.Context) Finding {
 		return fail("make the data directory readable", "%v", err)
 	}
 	if _, err := os.Stat(disk.ImagePath(c.DataDir)); err == nil && !mounted {
-		return ok("the data directory's XFS image is there; it is mounted when a node starts")
+		return ok("the data directory's XFS image exists; a node mounts it at start")
 	}
 	var no *disk.NoReflinkError
 	switch err := disk.Probe(c.DataDir); {
@@ -134,7 +134,7 @@ func (c Config) disk(context.Context) Finding {
 		return fail("make the data directory readable", "%v", err)
 	}
 	if mounted, err := disk.Mounted(c.DataDir); err == nil && mounted {
-		// A sparse image ends where the file system below it does.
+		// a sparse image is limited by the file system below it
 		if below, _, err := disk.Free(filepath.Dir(filepath.Clean(c.DataDir))); err == nil {
 			if _, err := os.Stat(disk.ImagePath(c.DataDir)); err == nil {
 				free = min(free, below)
@@ -158,10 +158,10 @@ func (c Config) disk(context.Context) Finding {
 
 func gib(bytes int64) float64 { return float64(bytes) / (1 << 30) }
 
-// program is a tool of the distribution and the package that has it.
+// program is a tool of the distribution and its package.
 type program struct{ name, pkg string }
 
-// Programs are what the node calls besides QEMU. The order is that of the report.
+// Programs that the node calls besides QEMU, in the order of the report.
 var programs = []program{
 	{"mmdebstrap", "mmdebstrap"}, {"mke2fs", "e2fsprogs"}, {"mkfs.xfs", "xfsprogs"}, {"xz", "xz-utils"},
 	{"dpkg-deb", "dpkg"}, {"apt-get", "apt"},
@@ -182,7 +182,7 @@ func tools(context.Context) Finding {
 	return ok("%s", strings.Join(found, ", "))
 }
 
-// lookPath looks where administrators' programs are too: PATH of ordinary users lacks it.
+// lookPath also searches the directories of administrators' programs, which the PATH of ordinary users lacks.
 func lookPath(name string) (string, error) {
 	path, err := exec.LookPath(name)
 	if err == nil {

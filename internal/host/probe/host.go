@@ -26,7 +26,7 @@ func cgroups(context.Context) Finding {
 	return ok("%v", layout)
 }
 
-// userfaultfd is used by restores that fetch memory while the guest runs, and by nothing else.
+// userfaultfd is needed by restores that fetch memory while the guest runs, and by nothing else.
 func userfaultfd(context.Context) Finding {
 	fd, _, errno := unix.Syscall(unix.SYS_USERFAULTFD, unix.O_CLOEXEC|unix.O_NONBLOCK, 0, 0)
 	if errno != 0 {
@@ -40,7 +40,7 @@ func userfaultfd(context.Context) Finding {
 	return ok("usable")
 }
 
-// A machine takes about a dozen descriptors of the host agent.
+// wantFiles is how many open files a node should have: a machine takes about a dozen of the host agent.
 const wantFiles = 65536
 
 func files(context.Context) Finding {
@@ -70,7 +70,7 @@ func memory(context.Context) Finding {
 	}
 	kib, err := strconv.ParseInt(string(m[1]), 10, 64)
 	if err != nil {
-		return warn("mount /proc as the kernel gives it", "free memory is not known: %v", err)
+		return warn("mount the kernel's own /proc", "free memory is not known: %v", err)
 	}
 	text := fmt.Sprintf("%.1f GiB free", gib(kib<<10))
 	switch mib := kib >> 10; {
@@ -82,7 +82,7 @@ func memory(context.Context) Finding {
 	return ok("%s", text)
 }
 
-// released is a day this program cannot run before.
+// released is a date before the first release of this program, so the clock must be later.
 var released = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 
 const clockSources = "/sys/devices/system/clocksource/clocksource0/current_clocksource"
@@ -91,7 +91,7 @@ func clock(context.Context) Finding {
 	if now := time.Now(); now.Before(released) {
 		return fail(
 			"set the clock",
-			"it is %s here, which is in the past: certificates will not be valid in guests",
+			"the clock is wrong: it says %s, so certificates will not be valid in guests",
 			now.UTC().Format(time.DateOnly),
 		)
 	}
@@ -126,5 +126,5 @@ func firstFlags(cpuinfo string) string {
 	return ""
 }
 
-// errNotRoot keeps probes that need root from confusing messages of the kernel.
-var errNotRoot = errors.New("root is needed to find out")
+// errNotRoot replaces confusing messages of the kernel in probes that need root.
+var errNotRoot = errors.New("this check needs root")

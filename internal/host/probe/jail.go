@@ -11,9 +11,10 @@ import (
 	"github.com/pandastack/pandastack/internal/os/jail"
 )
 
-// jailed runs a program in a jail as monitors are run.
+// jailed runs a program in a jail, as monitors are run.
 func (c Config) jailed(ctx context.Context) Finding {
-	const fix = "run as root on Linux 5.12 or newer with namespaces and filters of system calls; a container must allow mounts, " +
+	const fix = "run as root on Linux 5.12 or newer with namespaces and filters of system calls; a container must " +
+		"allow mounts, " +
 		"and the data directory must not be mounted noexec"
 	if err := c.tryJail(ctx); err != nil {
 		return fail(fix, "a program cannot be run in a jail: %v", err)
@@ -38,7 +39,8 @@ func (c Config) tryJail(ctx context.Context) (err error) {
 	if err := os.Chmod(trees, 0o755); err != nil {
 		return err
 	}
-	j, err := jail.New(jail.Config{Hierarchy: layout, Prefix: fmt.Sprintf("panda-probe-%d", os.Getpid()), ProgramsDir: trees})
+	prefix := fmt.Sprintf("panda-probe-%d", os.Getpid())
+	j, err := jail.New(jail.Config{Hierarchy: layout, Prefix: prefix, ProgramsDir: trees})
 	if err != nil {
 		return err
 	}

@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// network makes a namespace, and in it a pair of links, a tap and an nftables table. All of it is gone
-// with the namespace, which nothing holds once the probe returns.
+// network makes a namespace, and in it a pair of links, a tap and an nftables table. All of it ends with the
+// namespace when the probe returns.
 func network(context.Context) Finding {
 	if os.Geteuid() != 0 {
 		return fail("run pandastack as root (sudo)", "%v", errNotRoot)
@@ -27,8 +27,8 @@ func network(context.Context) Finding {
 	return ok("a namespace with veth, tap and nftables was made")
 }
 
-// inNamespace runs f in a new network namespace on a thread of its own. The thread goes back to the
-// program only when it is home again.
+// inNamespace runs f in a new network namespace on a thread of its own. The runtime may reuse the thread only once it
+// is back in its own namespace.
 func inNamespace(f func(netns.NsHandle) error) (err error) {
 	runtime.LockOSThread()
 	home, err := netns.Get()

@@ -1,12 +1,11 @@
 // Package probe finds out what this machine can do, by trying it.
 //
-// It owns the list of checks and what each says: a finding, and a fix where one is needed. Nothing is
-// concluded from the presence of a file: an accelerator has booted a guest, a file was cloned, a network
-// namespace held a tap and a rule. It changes nothing; what a probe makes is gone when it returns. The
-// same probes choose the accelerator, fill the table of `pandastack doctor`, tell setup what is missing,
-// and decide which tests may skip.
+// It owns the list of checks and their texts: a finding, and a fix if one is needed. It concludes nothing from the
+// presence of a file: it boots a guest with the accelerator, clones a file, and creates a network namespace with a
+// tap and a rule. It changes nothing; a probe removes what it makes. The same probes choose the accelerator, fill the
+// table of `pandastack doctor`, show setup what is missing, and decide which tests may skip.
 //
-// Probes are independent and may run at once.
+// Probes are independent and may run concurrently.
 package probe
 
 import (
@@ -15,21 +14,21 @@ import (
 	"time"
 )
 
-// Level is how much a finding matters.
+// Level is the severity of a finding.
 type Level string
 
-// The levels of findings.
+// Levels of findings.
 const (
 	OK   Level = "ok"
 	Warn Level = "warn" // works, but not as well as it could
 	Fail Level = "fail" // sandboxes will not work
 )
 
-// Finding is what a probe found out.
+// Finding is the result of a probe.
 type Finding struct {
 	Level Level  `json:"level"`
-	Text  string `json:"text"`          // what there is, or what is wrong
-	Fix   string `json:"fix,omitempty"` // what a person can do; empty when all is well
+	Text  string `json:"text"`          // what was found, or what is wrong
+	Fix   string `json:"fix,omitempty"` // what a person can do; empty if all is well
 }
 
 func ok(format string, args ...any) Finding {
@@ -50,28 +49,28 @@ type Probe struct {
 	Run  func(ctx context.Context) Finding
 }
 
-// Result is a probe that was run.
+// Result is the result of one probe that was run.
 type Result struct {
 	Name string `json:"name"`
 	Finding
 	Took time.Duration `json:"took_ns"`
 }
 
-// Config says what the probes look at.
+// Config configures the probes.
 type Config struct {
 	DataDir string // need not exist
 	QEMU    string // program; empty: qemu-system-<processor> in PATH
 	Driver  string // Auto (or empty), FirecrackerDriver or QEMUDriver
-	// Firecracker is its program; empty: firecracker in PATH.
+	// Firecracker is the path of its program; empty: firecracker in PATH.
 	Firecracker string
-	Jailer      string // program of Firecracker's own jailer; empty: it is not used
-	HugePages   bool   // memory of machines shall be made of huge pages
-	GuestAgent  string // path of the guest agent's program; empty: not looked at
+	Jailer      string // program of Firecracker's own jailer; empty: not used
+	HugePages   bool   // machines use huge pages for memory
+	GuestAgent  string // path of the guest agent's program; empty: not checked
 
-	system string // where /proc and /sys are, for tests; empty: the root
+	system string // directory of /proc and /sys, for tests; empty: the root
 }
 
-// The names of all probes.
+// Names of all probes.
 const (
 	Root        = "root"
 	QEMU        = "qemu"
@@ -102,7 +101,7 @@ const (
 // fixSetup is the remedy of most findings.
 const fixSetup = "run `pandastack setup`"
 
-// All gives every probe, in the order they are shown.
+// All returns every probe, in display order.
 func All(c Config) []Probe {
 	return []Probe{
 		{Root, c.root},
@@ -132,10 +131,10 @@ func All(c Config) []Probe {
 	}
 }
 
-// limit bounds one probe; the accelerator's own deadlines are shorter.
+// limit limits one probe; the accelerator's own deadlines are shorter.
 const limit = 2 * time.Minute
 
-// Run runs probes one after the other and tells each result to each, which may be nil, as it comes.
+// Run runs probes one after the other. It calls each, which may be nil, with every result as it arrives.
 func Run(ctx context.Context, probes []Probe, each func(Result)) []Result {
 	var all []Result
 	for _, p := range probes {
@@ -156,7 +155,7 @@ func run(ctx context.Context, p Probe) Result {
 	return Result{Name: p.Name, Finding: f, Took: time.Since(began)}
 }
 
-// Find picks probes by name. An unknown name is an error.
+// Find returns the probes with the given names. An unknown name is an error.
 func Find(probes []Probe, names ...string) ([]Probe, error) {
 	var found []Probe
 next:
@@ -167,7 +166,7 @@ next:
 				continue next
 			}
 		}
-		return nil, fmt.Errorf("there is no probe %q", n)
+		return nil, fmt.Errorf("unknown probe %q", n)
 	}
 	return found, nil
 }

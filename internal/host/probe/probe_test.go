@@ -12,21 +12,21 @@ import (
 	"github.com/pandastack/pandastack/internal/host/probe"
 )
 
-// Every probe answers with a level and a text, and what is wrong has a remedy.
-func TestAllAnswer(t *testing.T) {
+// TestAllFindingsAreComplete checks that every probe returns a level and a text, and a fix if there is a problem.
+func TestAllFindingsAreComplete(t *testing.T) {
 	c := probe.Config{DataDir: filepath.Join(t.TempDir(), "none"), QEMU: "no-such-qemu"}
 	seen := map[string]bool{}
 	results := probe.Run(t.Context(), probe.All(c), func(r probe.Result) { seen[r.Name] = true })
 	for _, r := range results {
 		t.Logf("%-12s %-5s %s [%s] %v", r.Name, r.Level, r.Text, r.Fix, r.Took)
 		if r.Text == "" || r.Level != probe.OK && r.Level != probe.Warn && r.Level != probe.Fail {
-			t.Errorf("%s answers %+v", r.Name, r.Finding)
+			t.Errorf("probe %s: got %+v", r.Name, r.Finding)
 		}
 		if (r.Level == probe.OK) != (r.Fix == "") {
-			t.Errorf("%s is %s and has the fix %q", r.Name, r.Level, r.Fix)
+			t.Errorf("probe %s: got level %s with fix %q", r.Name, r.Level, r.Fix)
 		}
 		if !seen[r.Name] {
-			t.Errorf("%s was not told as it came", r.Name)
+			t.Errorf("probe %s was not reported as it ended", r.Name)
 		}
 	}
 	for _, name := range []string{probe.QEMU, probe.Kernel, probe.GuestAgent, probe.Accelerator, probe.Reflink} {
@@ -35,18 +35,18 @@ func TestAllAnswer(t *testing.T) {
 			t.Fatal(err)
 		}
 		if f := list[0].Run(t.Context()); f.Level != probe.Fail {
-			t.Errorf("%s is %s on a machine without anything: %s", name, f.Level, f.Text)
+			t.Errorf("probe %s: got level %s on an empty machine: %s", name, f.Level, f.Text)
 		}
 	}
 }
 
 func TestFindUnknown(t *testing.T) {
 	if _, err := probe.Find(nil, "no-such"); err == nil || !strings.Contains(err.Error(), "no-such") {
-		t.Errorf("error %v", err)
+		t.Errorf("Find: got error %v", err)
 	}
 }
 
-// A stand-in for QEMU plays a machine whose /dev/kvm exists and runs nothing.
+// A stand-in for QEMU plays a machine whose /dev/kvm exists but runs no guest.
 const fakeQEMU = `#!/bin/sh
 case "$*" in
 *"-accel kvm"*) %s ;;
@@ -63,21 +63,21 @@ func fake(t *testing.T, kvm string) string {
 	return path
 }
 
-func TestBootFindsOut(t *testing.T) {
+func TestBootReportsFailures(t *testing.T) {
 	rows := map[string]struct {
 		kvm, want string
 		limit     time.Duration
 	}{
 		"broken": {"echo 'ioctl(KVM_CREATE_VM) failed' >&2; exit 1", "KVM_CREATE_VM", time.Minute},
 		"dies":   {"exit 0", "no message", time.Minute},
-		"silent": {"exec sleep 600", "said nothing", 300 * time.Millisecond},
-		"other":  {"echo BIOS; exec sleep 600", "said nothing", 300 * time.Millisecond},
+		"silent": {"exec sleep 600", "printed nothing", 300 * time.Millisecond},
+		"other":  {"echo BIOS; exec sleep 600", "printed nothing", 300 * time.Millisecond},
 	}
 	for name, r := range rows {
 		t.Run(name, func(t *testing.T) {
 			err := probe.BootKVM(t.Context(), fake(t, r.kvm), r.limit)
 			if err == nil || !strings.Contains(err.Error(), r.want) {
-				t.Errorf("error %v, want one with %q", err, r.want)
+				t.Errorf("boot: got error %v, want one that contains %q", err, r.want)
 			}
 		})
 	}
@@ -93,6 +93,6 @@ func TestBootCancelled(t *testing.T) {
 	cause := errors.New("enough")
 	cancel(cause)
 	if err := probe.BootKVM(ctx, fake(t, "exec sleep 600"), time.Minute); err == nil {
-		t.Error("a guest booted although nobody waited")
+		t.Error("boot of a cancelled context: got no error")
 	}
 }

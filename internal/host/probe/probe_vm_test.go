@@ -11,7 +11,7 @@ import (
 	"github.com/pandastack/pandastack/test/vmlab"
 )
 
-// The accelerator is chosen by real guests, once; the second time the answer is known.
+// TestChooseAccelerator boots real guests, once; the second call uses the kept result.
 func TestChooseAccelerator(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.Symlink(filepath.Join(vmlab.Open(t).Data, "kernel"), filepath.Join(dir, "kernel")); err != nil {
@@ -24,10 +24,10 @@ func TestChooseAccelerator(t *testing.T) {
 	}
 	t.Logf("%+v", first)
 	if _, err := os.Stat(filepath.Join(dir, "run", "accelerator.json")); err != nil {
-		t.Errorf("the answer was not kept: %v", err)
+		t.Errorf("the result was not kept: %v", err)
 	}
 	again, err := probe.ChooseAccelerator(t.Context(), c)
 	if err != nil || again != first {
-		t.Errorf("second time %+v, %v; want %+v", again, err, first)
+		t.Errorf("second ChooseAccelerator: got %+v, %v, want %+v", again, err, first)
 	}
 }

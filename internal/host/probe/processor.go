@@ -11,7 +11,7 @@ import (
 	"strings"
 )
 
-// read gives a file of the kernel's without the white space around it; "" when it is not there.
+// read returns a file of the kernel without surrounding white space; "" if it does not exist.
 func (c Config) read(path string) string {
 	text, err := os.ReadFile(filepath.Join("/", c.system, path))
 	if err != nil {
@@ -20,10 +20,10 @@ func (c Config) read(path string) string {
 	return strings.TrimSpace(string(text))
 }
 
-// isSet tells whether a parameter of a kernel module says yes.
+// isSet reports whether a boolean parameter of a kernel module is set.
 func isSet(parameter string) bool { return parameter == "Y" || parameter == "1" }
 
-// release is a version of Linux: three numbers, the last of a stable line.
+// release is a version of Linux: three numbers, the last within a stable line.
 type release [3]int
 
 func (r release) String() string { return fmt.Sprintf("%d.%d.%d", r[0], r[1], r[2]) }
@@ -32,13 +32,13 @@ func (r release) before(other release) bool { return slices.Compare(r[:], other[
 
 var (
 	releaseNumbers = regexp.MustCompile(`^(\d{1,4})\.(\d{1,4})(?:\.(\d{1,4}))?`)
-	// ownNumbers are those of distributions, which keep 0 as the third number and count on behind it.
+	// ownNumbers matches versions of distributions that keep 0 as the third number and count after it.
 	ownNumbers = regexp.MustCompile(`^\d+\.\d+\.0-\d`)
-	// debianNumbers are the true ones where Debian writes them.
+	// debianNumbers matches the stable release in Debian's version.
 	debianNumbers = regexp.MustCompile(`Debian (\d+\.\d+\.\d+)`)
 )
 
-// parseRelease reads the numbers a release begins with.
+// parseRelease parses the numbers at the beginning of a version.
 func parseRelease(text string) (release, bool) {
 	m := releaseNumbers.FindStringSubmatch(text)
 	if m == nil {
@@ -51,8 +51,8 @@ func parseRelease(text string) (release, bool) {
 	return r, true
 }
 
-// exactRelease is the running kernel's. It is not exact where a distribution counts in its own way and says
-// nowhere which stable release is in it.
+// exactRelease returns the version of the running kernel. It is not exact if the distribution has its own numbers and
+// does not state the stable release.
 func (c Config) exactRelease() (r release, exact, known bool) {
 	text := c.read("proc/sys/kernel/osrelease")
 	if r, known = parseRelease(text); !known || !ownNumbers.MatchString(text) {
@@ -73,11 +73,12 @@ func (c Config) exactRelease() (r release, exact, known bool) {
 
 // hostKernelFault is a fault of Linux that matters to a host of sandboxes.
 type hostKernelFault struct {
-	from, fixed release // of one stable line: from is the first that has it
+	from, fixed release // of one stable line: from is the first release with the fault
 	text        string
 }
 
-const dirtyPipe = "CVE-2022-0847: who breaks out of a guest into its monitor writes into files that it may only read, such as a template's memory"
+const dirtyPipe = "CVE-2022-0847: a guest that breaks out into its monitor can write to read-only files, " +
+	"such as a template's memory"
 
 var hostKernelFaults = []hostKernelFault{
 	{release{5, 8, 0}, release{5, 10, 102}, dirtyPipe},
@@ -87,42 +88,43 @@ var hostKernelFaults = []hostKernelFault{
 	{release{6, 3, 0}, release{6, 3, 5}, "XFS damages its own metadata"},
 }
 
-// The oldest kernel that has all calls which jails are made with (mount_setattr), and the oldest of a line that
-// is tested with KVM and Firecracker.
+// oldestKernel is the oldest kernel with all system calls that jails need (mount_setattr); goodKernel begins the
+// oldest line that is tested with KVM and Firecracker.
 var (
 	oldestKernel = release{5, 12, 0}
 	goodKernel   = release{6, 1, 0}
 )
 
 func (c Config) hostKernel(context.Context) Finding {
-	const fix = "take a newer kernel of the distribution and start the machine anew"
+	const fix = "install a newer kernel of the distribution and restart the machine"
 	r, exact, known := c.exactRelease()
 	if !known {
-		return warn("mount /proc", "the kernel's version is not known")
+		return warn("mount /proc", "the kernel's version is unknown")
 	}
 	if r.before(oldestKernel) {
-		return fail(fix, "Linux %v is too old: jails need the calls of %d.%d", r, oldestKernel[0], oldestKernel[1])
+		return fail(fix, "Linux %v is too old: jails need the system calls of %d.%d", r, oldestKernel[0],
+			oldestKernel[1])
 	}
 	if exact {
 		for _, f := range hostKernelFaults {
 			if !r.before(f.from) && r.before(f.fixed) {
-				return warn(fix, "Linux %v has a known fault, mended in %v: %s", r, f.fixed, f.text)
+				return warn(fix, "Linux %v has a known fault, fixed in %v: %s", r, f.fixed, f.text)
 			}
 		}
 	}
 	if r.before(goodKernel) {
-		return warn(fix, "Linux %v works; %d.%d and newer are what is tested", r, goodKernel[0], goodKernel[1])
+		return warn(fix, "Linux %v works; %d.%d and newer are tested", r, goodKernel[0], goodKernel[1])
 	}
 	if !exact {
 		return ok(
-			"Linux %s; which stable release is in it, the distribution does not say",
+			"Linux %s; the distribution does not say which stable release it contains",
 			c.read("proc/sys/kernel/osrelease"),
 		)
 	}
 	return ok("Linux %v", r)
 }
 
-// nested looks at virtual machines below this host and inside of its guests.
+// nested checks for a hypervisor below this host and for virtual machines inside of its guests.
 func (c Config) nested(context.Context) Finding {
 	module := ""
 	for _, m := range []string{"kvm_intel", "kvm_amd"} {
@@ -135,19 +137,21 @@ func (c Config) nested(context.Context) Finding {
 	if module != "" && inside {
 		wrong = append(
 			wrong,
-			"this host is a virtual machine itself: each exit and page fault of a guest goes through two hypervisors, so restores and first accesses take several times as long",
+			"this host is a virtual machine itself: each exit and page fault of a guest goes through two hypervisors, "+
+				"so restores and first accesses take several times as long",
 		)
-		fix = append(fix, "use a machine without a hypervisor where speed matters")
+		fix = append(fix, "use a machine without a hypervisor if speed matters")
 	}
 	if module != "" && isSet(c.read("sys/module/"+module+"/parameters/nested")) {
 		wrong = append(
 			wrong,
-			"guests may run guests of their own, which opens the most intricate part of the host's KVM to them",
+			"guests may run guests of their own, which exposes the most complex part of the host's KVM to them",
 		)
 		fix = append(
 			fix,
 			fmt.Sprintf(
-				"unless sandboxes need KVM: write `options %s nested=0` into a file below /etc/modprobe.d, and load the module anew",
+				"unless sandboxes need KVM: write `options %s nested=0` into a file in /etc/modprobe.d, "+
+					"and reload the module",
 				module,
 			),
 		)
@@ -163,16 +167,17 @@ func (c Config) nested(context.Context) Finding {
 	return ok("no module of KVM for this processor is loaded")
 }
 
-// processorFaults looks at what the kernel says of the processor's faults.
+// processorFaults checks the processor faults that the kernel reports.
 func (c Config) processorFaults(context.Context) Finding {
 	const dir = "sys/devices/system/cpu/vulnerabilities"
 	entries, err := os.ReadDir(filepath.Join("/", c.system, dir))
 	if err != nil {
-		return warn("mount /sys, with a kernel that knows the processor's faults", "it is not known: %v", err)
+		return warn("mount /sys, with a kernel that knows the processor's faults",
+			"the processor's faults are unknown: %v", err)
 	}
 	var wrong []string
 	for _, e := range entries {
-		// Most say "Vulnerable" first; that of huge pages says "KVM: Vulnerable".
+		// Most begin with "Vulnerable"; the one of huge pages begins with "KVM: Vulnerable".
 		if text := c.read(filepath.Join(dir, e.Name())); strings.HasPrefix(
 			strings.TrimPrefix(text, "KVM: "),
 			"Vulnerable",
@@ -182,49 +187,53 @@ func (c Config) processorFaults(context.Context) Finding {
 	}
 	if len(wrong) > 0 {
 		return warn(
-			"install the distribution's microcode package and newest kernel, and start without mitigations=off; on a virtual machine its provider has to",
-			"guests may read memory that is not theirs: not mitigated are %s",
+			"install the distribution's microcode package and newest kernel, and boot without mitigations=off; "+
+				"on a virtual machine this is up to its provider",
+			"guests may read memory of others; not mitigated: %s",
 			strings.Join(wrong, ", "),
 		)
 	}
-	return ok("none of %d known ones is open", len(entries))
+	return ok("none of %d known faults is open", len(entries))
 }
 
 func (c Config) smt(context.Context) Finding {
 	switch active := c.read("sys/devices/system/cpu/smt/active"); active {
 	case "1":
 		return warn(
-			"where guests do not trust one another: echo off > /sys/devices/system/cpu/smt/control, and nosmt on the kernel's command line",
-			"two guests may run on the threads of one core at once, and learn from its caches what the other does",
+			"if guests do not trust one another: echo off > /sys/devices/system/cpu/smt/control, "+
+				"and nosmt on the kernel command line",
+			"two guests may run on the threads of one core at the same time, and observe each other through its caches",
 		)
 	case "0":
 		return ok("no core runs two threads")
 	default:
-		return ok("the kernel does not say that cores run two threads")
+		return ok("the kernel does not report cores with two threads")
 	}
 }
 
-// noExecutePages looks at KVM's answer to itlb_multihit, a fault by which a guest halts its host.
+// noExecutePages checks KVM's protection against itlb_multihit, a fault by which a guest can halt its host.
 func (c Config) noExecutePages(context.Context) Finding {
 	parameter := c.read("sys/module/kvm/parameters/nx_huge_pages")
 	fault := c.read("sys/devices/system/cpu/vulnerabilities/itlb_multihit")
 	safe := strings.HasPrefix(fault, "Not affected")
 	switch on := isSet(parameter); {
 	case parameter == "":
-		return ok("KVM is not loaded, or not of this processor")
+		return ok("KVM is not loaded, or not for this processor")
 	case on && safe:
 		return warn(
-			"write `options kvm nx_huge_pages=never` into a file below /etc/modprobe.d, and load the module anew",
-			"KVM splits huge pages that guests run code from, which makes them slower, and starts a thread with each machine; this processor does not need it",
+			"write `options kvm nx_huge_pages=never` into a file in /etc/modprobe.d, and reload the module",
+			"KVM splits huge pages that guests run code from, which makes them slower, and starts a thread with each "+
+				"machine; this processor does not need it",
 		)
 	case !on && !safe && fault != "":
 		return warn(
 			"echo Y > /sys/module/kvm/parameters/nx_huge_pages",
-			"KVM maps huge pages that guests may run code from, by which a guest can halt this host: itlb_multihit says %q",
+			"KVM maps huge pages that guests may run code from, by which a guest can halt this host: "+
+				"itlb_multihit is %q",
 			fault,
 		)
 	case on:
-		return ok("split where guests run code, as this processor needs it")
+		return ok("split if guests run code from them, as this processor needs it")
 	}
 	return ok("%s, and not needed by this processor", parameter)
 }

@@ -1,7 +1,7 @@
-// Package probetest lets tests say what they need of the machine, and skip where it lacks that.
+// Package probetest lets tests declare their needs of the machine, and skips them where it lacks those.
 //
-// It owns no knowledge of its own: a test skips when, and only when, a probe of package probe fails, and
-// the message names it. A test that needs nothing has no business here.
+// It has no knowledge of its own: a test skips if and only if a probe of package probe fails, and the message names
+// the probe. A test without needs does not use this package.
 package probetest
 
 import (
@@ -13,8 +13,8 @@ import (
 	"github.com/pandastack/pandastack/internal/host/probe"
 )
 
-// Need skips the test unless all named probes of this machine pass; a warning passes. c may be zero for
-// probes that look at nothing in it.
+// Need skips the test unless all named probes of this machine pass; a warning passes. c may be zero for probes that
+// do not use it.
 func Need(t testing.TB, c probe.Config, names ...string) {
 	t.Helper()
 	list, err := probe.Find(probe.All(c), names...)
@@ -28,8 +28,7 @@ func Need(t testing.TB, c probe.Config, names ...string) {
 	}
 }
 
-// HugePages has the host keep so many pages of 2 MiB ready until the test ends, and skips it where there is no room
-// for them.
+// HugePages reserves pages of 2 MiB on the host until the test ends. It skips the test if there is no room for them.
 func HugePages(t testing.TB, count int) {
 	t.Helper()
 	const pool = "/proc/sys/vm/nr_hugepages"
@@ -37,7 +36,7 @@ func HugePages(t testing.TB, count int) {
 	if err != nil {
 		t.Skipf("probe hugepages: %v", err)
 	}
-	t.Cleanup(func() { _ = os.WriteFile(pool, before, 0) }) // what is in use goes when it is freed
+	t.Cleanup(func() { _ = os.WriteFile(pool, before, 0) }) // pages in use are returned when they are freed
 	if err := os.WriteFile(pool, fmt.Appendf(nil, "%d", count), 0); err != nil {
 		t.Skipf("probe hugepages: %v", err)
 	}
