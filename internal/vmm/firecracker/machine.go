@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"slices"
 	"sync"
 	"syscall"
 
@@ -103,6 +102,69 @@ func (m *machine) setPhase(p vmmproc.Phase) {
 	}
 }
 
+// Pause implements vmm.Machine.
+func (m *machine) Pause(ctx context.Context) error {
+	switch m.Phase() {
+	case vmmproc.Paused:
+		return nil
+	case vmmproc.Prepared:
+		return fmt.Errorf("pause machine %s: it has not been loaded", m.spec.ID)
+	}
+	ctx, cancel := m.driver.monitors.WithTimeout(ctx, "pause of the machine")
+	defer cancel()
+	if err := m.api.Pause(ctx); err != nil {
+		return fmt.Errorf("pause machine %s: %w", m.spec.ID, m.WithExitReason(ctx, err))
+	}
+	m.setPhase(vmmproc.Paused)
+	return nil
+}
+
+// Resume implements vmm.Machine.
+func (m *machine) Resume(ctx context.Context) error {
+	switch m.Phase() {
+	case vmmproc.Running:
+		return nil
+	case vmmproc.Prepared:
+		return fmt.Errorf("resume machine %s: it has not been loaded", m.spec.ID)
+	}
+	ctx, cancel := m.driver.monitors.WithTimeout(ctx, "resumption of the machine")
+	defer cancel()
+	m.last = nil
+	if err := m.api.Resume(ctx); err != nil {
+		return fmt.Errorf("resume machine %s: %w", m.spec.ID, m.WithExitReason(ctx, err))
+	}
+	m.setPhase(vmmproc.Running)
+	return nil
+}
+
+// SetMetadata implements vmm.MetadataSetter. A guest without a network card cannot reach the
+// metadata service.
+func (m *machine) SetMetadata(ctx context.Context, document []byte) error {
+	if m.spec.NIC == nil {
+		return nil
+	}
+	ctx, cancel := m.driver.monitors.WithTimeout(ctx, "metadata of the machine")
+	defer cancel()
+	if err := m.api.SetMetadata(ctx, document); err != nil {
+		return fmt.Errorf("set metadata of machine %s: %w", m.spec.ID, m.WithExitReason(ctx, err))
+	}
+	return nil
+}
+
+// Reclaim implements vmm.Reclaimer.
+func (m *machine) Reclaim(ctx context.Context, mib int) error {
+	if m.Phase() == vmmproc.Prepared {
+		return fmt.Errorf("reclaim memory of machine %s: it has not been loaded", m.spec.ID)
+	}
+	ctx, cancel := m.driver.monitors.WithTimeout(ctx, "balloon of the machine")
+	defer cancel()
+	m.last = nil // the balloon's size is part of the device state
+	if err := m.api.ResizeBalloon(ctx, mib); err != nil {
+		return fmt.Errorf("reclaim memory of machine %s: %w", m.spec.ID, m.WithExitReason(ctx, err))
+	}
+	return nil
+}
+
 // adopt initializes the machine for a monitor that an earlier host agent started.
 func (m *machine) adopt(ctx context.Context, p *proc.Process) error {
 	m.manifest.MaxMemoryMiB, m.manifest.MaxDisks = m.record.MaxMemoryMiB, m.record.MaxDisks
@@ -134,20 +196,4 @@ func (m *machine) adopt(ctx context.Context, p *proc.Process) error {
 		return m.WithExitReason(limit, err)
 	}
 	return nil
-}
-
-// updateRateLimits sets the disk limits of an adopted machine, which may have changed while it was
-// not managed.
-func (m *machine) updateRateLimits(ctx context.Context) error {
-	held := diskRates(m.spec)
-	if slices.Equal(held, m.record.DiskRates) {
-		return nil
-	}
-	for i, d := range m.spec.Disks {
-		if err := m.api.ChangeDrive(ctx, fcapi.DrivePatch{ID: driveName(i), Limiter: limiter(d.Rate)}); err != nil {
-			return fmt.Errorf("set rate limit of disk %d: %w", i, err)
-		}
-	}
-	m.record.DiskRates, m.record.Shape.Rates = held, hasRates(m.spec)
-	return vmmproc.WriteRecord(m.spec.Dir, m.record)
 }

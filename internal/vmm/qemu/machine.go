@@ -3,6 +3,7 @@ package qemu
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"os"
 	"path/filepath"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/pandastack/pandastack/internal/lib/proc"
 	"github.com/pandastack/pandastack/internal/vmm"
+	"github.com/pandastack/pandastack/internal/vmm/checkpoint"
 	"github.com/pandastack/pandastack/internal/vmm/qemu/checkpointstore"
 	"github.com/pandastack/pandastack/internal/vmm/qemu/qmp"
 	"github.com/pandastack/pandastack/internal/vmm/vmmproc"
@@ -190,4 +192,95 @@ func (m *machine) Console(ctx context.Context) ([]byte, error) {
 	var text string
 	err := m.do(ctx, "ringbuf-read", map[string]any{"device": "console", "size": consoleBytes}, &text)
 	return []byte(text), err
+}
+
+func (m *machine) status(ctx context.Context) (string, error) {
+	var s struct {
+		Status string `json:"status"`
+	}
+	err := m.do(ctx, "query-status", nil, &s)
+	return s.Status, err
+}
+
+// Pause implements vmm.Machine. Unless PreCapture was called, it makes the preparations for Capture
+// first, while the guest still runs.
+func (m *machine) Pause(ctx context.Context) error {
+	switch m.Phase() {
+	case vmmproc.Paused:
+		return nil
+	case vmmproc.Prepared:
+		return fmt.Errorf("pause machine %s: it has not been loaded", m.spec.ID)
+	}
+	if err := m.PreCapture(ctx); err != nil {
+		return err
+	}
+	ctx, cancel := m.driver.monitors.WithTimeout(ctx, "pause of the machine")
+	defer cancel()
+	if err := m.do(ctx, "stop", nil, nil); err != nil {
+		return fmt.Errorf("pause machine %s: %w", m.spec.ID, err)
+	}
+	m.SetPhase(vmmproc.Paused)
+	return nil
+}
+
+// Resume implements vmm.Machine.
+func (m *machine) Resume(ctx context.Context) error {
+	switch m.Phase() {
+	case vmmproc.Running:
+		return nil
+	case vmmproc.Prepared:
+		return fmt.Errorf("resume machine %s: it has not been loaded", m.spec.ID)
+	}
+	ctx, cancel := m.driver.monitors.WithTimeout(ctx, "resumption of the machine")
+	defer cancel()
+	if err := m.do(ctx, "cont", nil, nil); err != nil {
+		return fmt.Errorf("resume machine %s: %w", m.spec.ID, err)
+	}
+	m.SetPhase(vmmproc.Running)
+	if err := m.dropPreparation(m.swapPrepared(nil)); err != nil {
+		return fmt.Errorf("resume machine %s: %w", m.spec.ID, err)
+	}
+	return nil
+}
+
+// adopt returns the machine of a monitor that an earlier host agent started.
+func (d *Driver) adopt(
+	ctx context.Context,
+	spec vmm.Spec,
+	manifest vmm.Manifest,
+	r record,
+	p *proc.Process,
+) (_ *machine, err error) {
+	if waits, err := checkpoint.IsStub(p.PID()); err != nil || waits { // a stub would never respond
+		return nil, errors.Join(fmt.Errorf("it was never loaded: %w", vmm.ErrGone), err, p.Kill(ctx), p.Release())
+	}
+	m := newMachine(d, spec, manifest)
+	m.record = r
+	conn, err := vmmproc.Connect(ctx, spec.Dir, monitorSocket)
+	if err != nil {
+		return nil, errors.Join(err, p.Release())
+	}
+	m.qmp = qmp.Open(conn, m.event)
+	m.Watch(ctx, p)
+	ctx, cancel := d.monitors.WithTimeout(ctx, "response of the monitor")
+	defer cancel()
+	status, err := m.status(ctx)
+	if err != nil {
+		m.Release()
+		return nil, err
+	}
+	switch status {
+	case "running":
+		m.SetPhase(vmmproc.Running)
+	case "paused":
+		m.SetPhase(vmmproc.Paused)
+	default:
+		// It was never loaded, or its guest has exited: the machine is of no use.
+		return nil, errors.Join(fmt.Errorf("guest is %q: %w", status, vmm.ErrGone), m.Kill(ctx))
+	}
+	if err := m.updateThrottles(ctx); err != nil {
+		m.Release()
+		return nil, err
+	}
+	return m, nil
 }
