@@ -15,7 +15,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// archiveKind says how an archive is compressed.
+// archiveKind is how an archive is compressed.
 type archiveKind int
 
 const (
@@ -37,7 +37,7 @@ var magics = []struct {
 	{plainTar, 257, "ustar"},
 }
 
-// archiveKind looks at the first bytes of e. Compressed files that hold no tar stream are no archives.
+// archiveKind returns the kind of e by its first bytes. A compressed file without a tar stream is not an archive.
 func (c *Context) archiveKind(e *entry) (kind archiveKind, err error) {
 	r, err := c.open(e)
 	if err != nil {
@@ -45,10 +45,10 @@ func (c *Context) archiveKind(e *entry) (kind archiveKind, err error) {
 	}
 	defer func() { err = errors.Join(err, r.Close()) }()
 	in := bufio.NewReader(io.LimitReader(r, e.size))
-	head, _ := in.Peek(512) // a shorter file is no archive
+	head, _ := in.Peek(512) // a shorter file is not an archive
 	if bytes.HasPrefix(head, []byte("\xfd7zXZ\x00")) {
 		return 0, contextErrorf(
-			"%s: ADD does not unpack xz archives; COPY it and unpack it with RUN",
+			"%s: ADD does not unpack xz archives: COPY it and unpack it with RUN",
 			truncate(e.name, 200),
 		)
 	}
@@ -63,16 +63,16 @@ func (c *Context) archiveKind(e *entry) (kind archiveKind, err error) {
 	}
 	plain, end, err := decompress(kind, in)
 	if err != nil {
-		return notArchive, nil //nolint:nilerr // what does not decompress is copied as it is
+		return notArchive, nil //nolint:nilerr // a file that cannot be decompressed is copied unchanged
 	}
 	defer end()
 	if _, err := tar.NewReader(io.LimitReader(plain, 1<<20)).Next(); err != nil {
-		return notArchive, nil //nolint:nilerr // what is no tar stream is copied as it is
+		return notArchive, nil //nolint:nilerr // a file without a tar stream is copied unchanged
 	}
 	return kind, nil
 }
 
-// decompress gives the tar stream in r. end frees it.
+// decompress returns the tar stream in r. end frees the decompressor.
 func decompress(kind archiveKind, r io.Reader) (plain io.Reader, end func(), err error) {
 	end = func() {}
 	switch kind {
@@ -92,7 +92,7 @@ func decompress(kind archiveKind, r io.Reader) (plain io.Reader, end func(), err
 	return plain, end, err
 }
 
-// unpacker writes what archives hold.
+// unpacker writes the contents of archives to a tar stream.
 type unpacker struct {
 	s        *Selection
 	out      *tar.Writer
@@ -101,7 +101,7 @@ type unpacker struct {
 	uid, gid int
 }
 
-// unpack writes what the archive e holds, checked and within the limits of the context.
+// unpack writes the entries of the archive e. It checks them and enforces the limits of the context.
 func (u *unpacker) unpack(ctx context.Context, e *entry) (err error) {
 	kind, err := u.s.c.archiveKind(e)
 	if err != nil {
@@ -117,7 +117,7 @@ func (u *unpacker) unpack(ctx context.Context, e *entry) (err error) {
 		return contextErrorf("unpack %s: %v", truncate(e.name, 200), err)
 	}
 	defer end()
-	// Padding and headers count too: a stream of nothing but headers is bounded by the same number.
+	// The limit includes padding and headers, so that a stream of headers alone is bounded, too.
 	in := tar.NewReader(
 		&failingLimitReader{r: plain, left: 2*u.s.c.limits.MaxBytes + 4096*int64(u.s.c.limits.MaxFiles)},
 	)
@@ -137,7 +137,7 @@ func (u *unpacker) unpack(ctx context.Context, e *entry) (err error) {
 	}
 }
 
-// unpackEntry writes one file of an archive.
+// unpackEntry writes one entry of an archive.
 func (u *unpacker) unpackEntry(h *tar.Header, in io.Reader) error {
 	if h.Typeflag == tar.TypeXGlobalHeader {
 		return nil
@@ -152,7 +152,7 @@ func (u *unpacker) unpackEntry(h *tar.Header, in io.Reader) error {
 	u.files++
 	u.bytes += h.Size
 	if l := u.s.c.limits; u.files > l.MaxFiles || u.bytes > l.MaxBytes {
-		return contextErrorf("unpacked, it has more than %d files or %d bytes", l.MaxFiles, l.MaxBytes)
+		return contextErrorf("the archive has more than %d files or %d bytes", l.MaxFiles, l.MaxBytes)
 	}
 	put := &tar.Header{
 		Typeflag: h.Typeflag,
@@ -202,15 +202,16 @@ func (u *unpacker) unpackEntry(h *tar.Header, in io.Reader) error {
 	return nil
 }
 
-// failingLimitReader is a reader that fails, rather than ends, after left bytes.
+// failingLimitReader returns an error, not io.EOF, after left bytes.
 type failingLimitReader struct {
 	r    io.Reader
 	left int64
 }
 
+// Read implements io.Reader.
 func (l *failingLimitReader) Read(p []byte) (int, error) {
 	if l.left <= 0 {
-		return 0, errors.New("the archive is too large unpacked")
+		return 0, errors.New("the unpacked archive is too large")
 	}
 	n, err := l.r.Read(p[:min(int64(len(p)), l.left)])
 	l.left -= int64(n)

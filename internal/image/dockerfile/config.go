@@ -12,7 +12,7 @@ import (
 	dockerspec "github.com/moby/docker-image-spec/specs-go/v1"
 )
 
-// configure carries out instructions that change no file.
+// configure executes instructions that change no file.
 func (st *stageBuilder) configure(cmd instructions.Command) error {
 	c := &st.stage.Config
 	switch cmd := cmd.(type) {
@@ -33,7 +33,7 @@ func (st *stageBuilder) configure(cmd instructions.Command) error {
 		return st.expose(cmd)
 	case *instructions.StopSignalCommand:
 		if !validSignal.MatchString(cmd.Signal) {
-			return fmt.Errorf("%q is no signal", truncate(cmd.Signal, 40))
+			return fmt.Errorf("%q is not a signal: use a name or a number", truncate(cmd.Signal, 40))
 		}
 		c.StopSignal = cmd.Signal
 	case *instructions.CmdCommand:
@@ -46,7 +46,7 @@ func (st *stageBuilder) configure(cmd instructions.Command) error {
 	case *instructions.HealthCheckCommand:
 		return st.health(cmd.Health)
 	default:
-		return st.unsupported(strings.ToUpper(cmd.Name()), "nothing here can do it")
+		return st.unsupported(strings.ToUpper(cmd.Name()), "builds cannot execute this instruction")
 	}
 	return nil
 }
@@ -59,7 +59,7 @@ var (
 
 func (st *stageBuilder) setUser(user string) error {
 	if !validUser.MatchString(user) {
-		return fmt.Errorf("%q is no user", truncate(user, 100))
+		return fmt.Errorf("%q is not a user: use name, uid, name:group or uid:gid", truncate(user, 100))
 	}
 	st.stage.Config.User = user
 	return nil
@@ -82,24 +82,24 @@ func (st *stageBuilder) health(h *dockerspec.HealthcheckConfig) error {
 	}
 	argv := st.argv(h.Test[1:], h.Test[0] == "CMD-SHELL")
 	if len(argv) == 0 {
-		return errors.New("there is nothing to run")
+		return errors.New("the command is empty")
 	}
 	st.stage.Config.Health = &Health{Argv: argv, Interval: h.Interval, Timeout: h.Timeout,
 		StartPeriod: h.StartPeriod, StartInterval: h.StartInterval, Retries: h.Retries}
 	return nil
 }
 
-// maxPorts bounds what EXPOSE may name, ranges taken apart.
+// The bounds of the ports that EXPOSE names, after the expansion of ranges.
 const (
-	maxPorts    = 1000
-	maxAllPorts = 20 * maxPorts // those named again included, over all stages
+	maxPorts    = 1000          // of one stage
+	maxAllPorts = 20 * maxPorts // of all stages, repeated ones included
 )
 
 // expose adds ports: "80", "80/udp", "8000-8010/tcp".
 func (st *stageBuilder) expose(cmd *instructions.ExposeCommand) error {
 	c := &st.stage.Config
 	c.Expose = slices.Clone(c.Expose)
-	slices.Sort(c.Expose) // a base may have them in any order
+	slices.Sort(c.Expose) // those of a base may be in any order
 	for _, word := range cmd.Ports {
 		ports, err := st.p.exp.words(word, st.env.m)
 		if err != nil {
@@ -115,7 +115,7 @@ func (st *stageBuilder) expose(cmd *instructions.ExposeCommand) error {
 			}
 			for port := first; port <= last; port++ {
 				name := strconv.Itoa(port) + "/" + proto
-				if at, there := slices.BinarySearch(c.Expose, name); !there {
+				if at, found := slices.BinarySearch(c.Expose, name); !found {
 					c.Expose = slices.Insert(c.Expose, at, name)
 				}
 			}
@@ -141,7 +141,7 @@ func parsePorts(text string) (first, last int, proto string, err error) {
 	last, err2 := strconv.Atoi(high)
 	known := proto == "tcp" || proto == "udp" || proto == "sctp"
 	if err1 != nil || err2 != nil || !known || first < 1 || last > 65535 || first > last || last-first >= maxPorts {
-		return 0, 0, "", fmt.Errorf("%q is no port", truncate(text, 40))
+		return 0, 0, "", fmt.Errorf("%q is not a port: use 80, 80/udp or 8000-8010/tcp", truncate(text, 40))
 	}
 	return first, last, proto, nil
 }

@@ -19,9 +19,9 @@ import (
 
 // Limits bound a context. A zero field means the default.
 type Limits struct {
-	MaxFiles int   // files, directories and links; default 200,000
-	MaxBytes int64 // content of all files, archives unpacked; default 8 GiB
-	MaxWork  int64 // files looked at and patterns matched by all uses of a Context; default 100 million
+	MaxFiles int   // number of files, directories and links; default 200,000
+	MaxBytes int64 // size of all files, with archives unpacked; default 8 GiB
+	MaxWork  int64 // number of files visited and patterns matched by all uses of a Context; default 100 million
 }
 
 func (l Limits) withDefaults() Limits {
@@ -37,8 +37,7 @@ func (l Limits) withDefaults() Limits {
 	return l
 }
 
-// ErrContext is wrapped by every error about what a context holds or lacks, in contrast to errors of
-// reading it.
+// ErrContext is wrapped by every error about the content of a context; errors of reading it do not wrap it.
 var ErrContext = errors.New("build context")
 
 func contextErrorf(format string, args ...any) error {
@@ -53,7 +52,7 @@ type entry struct {
 	modified time.Time
 	link     string // target of a symbolic link
 	offset   int64  // of the content in a tar stream
-	ignored  bool   // left out by .dockerignore, kept for ReadFile
+	ignored  bool   // excluded by .dockerignore, kept for ReadFile
 	children []string
 
 	once sync.Once // guards sum and err
@@ -64,18 +63,20 @@ type entry struct {
 func (e *entry) isDir() bool  { return e.mode.IsDir() }
 func (e *entry) isLink() bool { return e.mode&fs.ModeSymlink != 0 }
 
-// Context is the files that COPY and ADD may name: those of a directory or of a tar stream, without what
-// its .dockerignore leaves out. It may be used by many goroutines.
+// Context is the set of files that COPY and ADD may name.
+//
+// It has the files of a directory or of a tar stream without those that its .dockerignore excludes. It may be used by
+// several goroutines.
 type Context struct {
 	limits  Limits
 	entries map[string]*entry
 	open    func(*entry) (io.ReadCloser, error)
 	bytes   int64
 	files   int
-	work    atomic.Int64 // that was done, as Limits.MaxWork counts it
+	work    atomic.Int64 // work so far, as Limits.MaxWork counts it
 }
 
-// spend counts work, and refuses to go on beyond the limit.
+// spend counts work and returns an error beyond the limit.
 func (c *Context) spend(n int) error {
 	if c.work.Add(int64(n)) > c.limits.MaxWork {
 		return contextErrorf("too many patterns for so many files")
@@ -89,16 +90,16 @@ func newContext(limits Limits) *Context {
 	return c
 }
 
-// Files is the number of files, directories and links that are not left out.
+// Files returns the number of files, directories and links that are not excluded.
 func (c *Context) Files() int { return c.files }
 
-// Bytes is the size of all files that are not left out.
+// Bytes returns the size of all files that are not excluded.
 func (c *Context) Bytes() int64 { return c.bytes }
 
-// OpenDir makes a Context of a directory. Files are opened when they are read, so the directory must stay
-// as it is. What is neither file, directory nor symbolic link is an error, unless it is left out. For a directory
-// of the host use os.OpenRoot and Root.FS, which no symbolic link leaves. keep names files that ReadFile and
-// Pack need even if they are left out, such as the Dockerfile.
+// OpenDir makes a Context of a directory. It opens files when they are read, so the directory must not change. An entry
+// that is not a file, directory or symbolic link is an error unless it is excluded. For a directory of the host use
+// os.OpenRoot and Root.FS, so that no symbolic link leaves it. The files in keep, such as the Dockerfile, are available
+// to ReadFile and Pack even if they are excluded.
 func OpenDir(fsys fs.FS, limits Limits, keep ...string) (*Context, error) {
 	c := newContext(limits)
 	c.open = func(e *entry) (io.ReadCloser, error) { return fsys.Open(e.name) }
@@ -162,7 +163,7 @@ func (e *entry) fromDir(fsys fs.FS, d fs.DirEntry) error {
 	return nil
 }
 
-// add takes e in, below directories that are there or are made for it.
+// add adds e and the directories above it.
 func (c *Context) add(e *entry) error {
 	if len(e.name) > 4096 || strings.Count(e.name, "/") > 255 {
 		return contextErrorf("%s: the path is too long", truncate(e.name, 100))
@@ -198,7 +199,7 @@ func (c *Context) parents(e *entry) error {
 	for dir := path.Dir(e.name); ; dir = path.Dir(dir) {
 		above := c.entries[dir]
 		if above != nil && !above.isDir() {
-			return contextErrorf("%s lies below %s, which is no directory", truncate(e.name, 200), truncate(dir, 200))
+			return contextErrorf("%s is below %s, which is not a directory", truncate(e.name, 200), truncate(dir, 200))
 		}
 		if above == nil {
 			c.entries[dir] = &entry{name: dir, mode: fs.ModeDir | 0o755, modified: e.modified, ignored: e.ignored}
@@ -233,8 +234,8 @@ func (c *Context) finish() error {
 	return nil
 }
 
-// ReadFile reads a file of at most limit bytes, also one that is left out but was kept. The error wraps
-// fs.ErrNotExist if there is none.
+// ReadFile reads a file of at most limit bytes, which may be an excluded file that was kept. The error wraps
+// fs.ErrNotExist if the file does not exist.
 func (c *Context) ReadFile(name string, limit int64) ([]byte, error) {
 	e := c.entries[path.Clean(strings.TrimLeft(name, "/"))]
 	if e == nil {
@@ -245,7 +246,7 @@ func (c *Context) ReadFile(name string, limit int64) ([]byte, error) {
 		return nil, err
 	}
 	if !e.mode.IsRegular() || e.size > limit {
-		return nil, contextErrorf("%s is no file of at most %d bytes", truncate(name, 200), limit)
+		return nil, contextErrorf("%s is not a file of at most %d bytes", truncate(name, 200), limit)
 	}
 	r, err := c.open(e)
 	if err != nil {
@@ -274,8 +275,8 @@ func (c *Context) resolve(e *entry) (*entry, error) {
 	return nil, contextErrorf("%s: too many symbolic links", truncate(start, 200))
 }
 
-// lookup finds name, seen from dir, following symbolic links of the directories on the way but not the last
-// element. It answers nil for what is not there.
+// lookup resolves name relative to dir. It follows symbolic links of directories but not of the last element. It
+// returns nil if the file does not exist.
 func (c *Context) lookup(dir, name string, links int) (*entry, error) {
 	if path.IsAbs(name) {
 		return nil, contextErrorf("a symbolic link leads to %s, outside of the context", truncate(name, 200))
@@ -341,8 +342,8 @@ func newIgnore(text []byte, keep []string) (*ignore, error) {
 	return ig, nil
 }
 
-// match says whether name is left out, and whether all below it surely is, too. Directories must be asked for
-// before what they hold.
+// match reports whether name is excluded, and whether everything below it is certainly excluded, too. It must be called
+// for a directory before the entries in it.
 func (ig *ignore) match(name string, dir bool) (out, skip bool, err error) {
 	out, info, err := ig.matcher.MatchesUsingParentResults(name, ig.parents[path.Dir(name)])
 	if err != nil {

@@ -19,7 +19,7 @@ import (
 	"github.com/pandastack/pandastack/internal/image/dockerfile"
 )
 
-// tree is a context: a name that ends in / is a directory, a content that begins with -> a symbolic link.
+// tree is a context: a name that ends in / is a directory, and a content that begins with -> is a symbolic link.
 type tree map[string]string
 
 func (tr tree) fs() fs.FS {
@@ -49,7 +49,7 @@ func openContext(t *testing.T, tr tree, keep ...string) *dockerfile.Context {
 	return c
 }
 
-// repack packs c and opens the stream.
+// repack packs c and opens the packed stream.
 func repack(t *testing.T, c *dockerfile.Context, keep ...string) *dockerfile.Context {
 	t.Helper()
 	var b bytes.Buffer
@@ -63,14 +63,14 @@ func repack(t *testing.T, c *dockerfile.Context, keep ...string) *dockerfile.Con
 	return c
 }
 
-// copyOf is the Copy of an instruction.
+// copyOf returns the Copy of an instruction.
 func copyOf(t *testing.T, instruction string) dockerfile.Copy {
 	t.Helper()
 	plan := parse(t, "FROM a\n"+instruction+"\n", dockerfile.Options{})
 	return *plan.Stages[0].Steps[0].Copy
 }
 
-// list is what a Selection writes: "name mode uid:gid content".
+// list returns the entries that a Selection writes, as lines "name mode uid:gid content".
 func list(t *testing.T, s *dockerfile.Selection) string {
 	t.Helper()
 	var b bytes.Buffer
@@ -120,8 +120,8 @@ func TestSelect(t *testing.T) {
 		{"absolute", "COPY /a.txt /x", "a.txt 644 7:8 a"},
 		{"mode", "COPY --chmod=0600 run.sh /x", "run.sh 600 7:8 #!"},
 		{"executable", "COPY run.sh /x", "run.sh 755 7:8 #!"},
-		{"directory", "COPY src /x", "/\nempty/ 750 7:8\nlink 777 7:8 /etc/passwd\nmain.go 644 7:8 main\nsub/ 555 7:8\n" +
-			"sub/x.go 644 7:8 x\nsub/y.txt 644 7:8 y\nup 777 7:8 ../a.txt"},
+		{"directory", "COPY src /x", "/\nempty/ 750 7:8\nlink 777 7:8 /etc/passwd\nmain.go 644 7:8 main\n" +
+			"sub/ 555 7:8\nsub/x.go 644 7:8 x\nsub/y.txt 644 7:8 y\nup 777 7:8 ../a.txt"},
 		{"empty-directory", "COPY src/empty /x", "/"},
 		{"exclude", "COPY --exclude=sub --exclude=*link src /x",
 			"/\nempty/ 750 7:8\nmain.go 644 7:8 main\nup 777 7:8 ../a.txt"},
@@ -153,14 +153,14 @@ func TestSelect(t *testing.T) {
 				digests = append(digests, s.Digest)
 			}
 			if digests[0] != digests[1] || len(digests[0]) != 64 {
-				t.Errorf("got digests %v", digests)
+				t.Errorf("got digests %v of directory and stream, want equal ones of 64 digits", digests)
 			}
 		})
 	}
 }
 
-// TestSelectAtOnce lets many goroutines use one context.
-func TestSelectAtOnce(t *testing.T) {
+// TestSelectConcurrently uses one context in several goroutines.
+func TestSelectConcurrently(t *testing.T) {
 	c, cp := openContext(t, shop), copyOf(t, "COPY . /x")
 	want, err := c.Select(cp)
 	if err != nil {
@@ -172,7 +172,7 @@ func TestSelectAtOnce(t *testing.T) {
 		wg.Go(func() {
 			s, err := fresh.Select(cp)
 			if err != nil || s.Digest != want.Digest {
-				t.Errorf("got %v, %v", s, err)
+				t.Errorf("Select = %v, %v; want digest %s", s, err, want.Digest)
 				return
 			}
 			if err := s.WriteTar(t.Context(), io.Discard, 0, 0); err != nil {
@@ -196,19 +196,19 @@ func TestWorkIsBounded(t *testing.T) {
 		strings.Repeat(" --exclude=none", 20) + " . /x"} {
 		if _, err := c.Select(copyOf(t, instruction)); !errors.Is(err, dockerfile.ErrContext) ||
 			!strings.Contains(err.Error(), "too many patterns") {
-			t.Errorf("got %v", err)
+			t.Errorf("%s: got %v, want an ErrContext about too many patterns", instruction, err)
 		}
 	}
 	tr[".dockerignore"] = strings.Repeat("none\n", 20)
 	if _, err := dockerfile.OpenDir(tr.fs(), dockerfile.Limits{MaxWork: 1000}); !errors.Is(err, dockerfile.ErrContext) {
-		t.Errorf("got %v", err)
+		t.Errorf("OpenDir with many ignore patterns: got %v, want ErrContext", err)
 	}
 }
 
 func TestSelectRefusals(t *testing.T) {
 	c := openContext(t, shop)
 	for _, row := range []struct{ name, instruction, want string }{
-		{"missing", "COPY nothing /x", "nothing is not there"},
+		{"missing", "COPY nothing /x", "nothing does not exist"},
 		{"ignored", "COPY node_modules /x", ".dockerignore"},
 		{"no-match", "COPY z* /x/", "nothing matches"},
 		{"link-out", "COPY out /x", "outside"},
@@ -219,7 +219,7 @@ func TestSelectRefusals(t *testing.T) {
 		t.Run(row.name, func(t *testing.T) {
 			_, err := c.Select(copyOf(t, row.instruction))
 			if !errors.Is(err, dockerfile.ErrContext) || !strings.Contains(err.Error(), row.want) {
-				t.Errorf("got %v", err)
+				t.Errorf("got %v, want an ErrContext with %q", err, row.want)
 			}
 		})
 	}
@@ -227,27 +227,27 @@ func TestSelectRefusals(t *testing.T) {
 		err,
 		dockerfile.ErrContext,
 	) {
-		t.Errorf("got %v for a source above the context", err)
+		t.Errorf("a source above the context: got %v, want ErrContext", err)
 	}
 }
 
 func TestReadFile(t *testing.T) {
 	c := repack(t, openContext(t, shop, "Dockerfile"), "Dockerfile")
 	if text, err := c.ReadFile("Dockerfile", 100); err != nil || string(text) != "FROM x" {
-		t.Errorf("got %q, %v", text, err)
+		t.Errorf("ReadFile(Dockerfile) = %q, %v; want FROM x", text, err)
 	}
 	if _, err := c.ReadFile("none", 100); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("got %v", err)
+		t.Errorf("ReadFile(none): got %v, want ErrNotExist", err)
 	}
 	if _, err := c.ReadFile("out", 100); !errors.Is(err, dockerfile.ErrContext) {
-		t.Errorf("got %v for a link out of the context", err)
+		t.Errorf("ReadFile of a link out of the context: got %v, want ErrContext", err)
 	}
 	if _, err := c.ReadFile("src", 100); !errors.Is(err, dockerfile.ErrContext) {
-		t.Errorf("got %v for a directory", err)
+		t.Errorf("ReadFile of a directory: got %v, want ErrContext", err)
 	}
 }
 
-func TestDigestIsOfContent(t *testing.T) {
+func TestDigestDependsOnContent(t *testing.T) {
 	cp := copyOf(t, "COPY . /x")
 	digest := func(change func(tree)) string {
 		tr := tree{"a": "1", "b.sh": "2", "d/": "", "l": "->a"}
@@ -260,7 +260,7 @@ func TestDigestIsOfContent(t *testing.T) {
 	}
 	same := digest(func(tree) {})
 	if again := digest(func(tree) {}); again != same {
-		t.Errorf("got %s and %s for the same files", same, again)
+		t.Errorf("got digests %s and %s of the same files, want equal ones", same, again)
 	}
 	seen := map[string]string{same: "none"}
 	for name, change := range map[string]func(tree){
@@ -272,13 +272,13 @@ func TestDigestIsOfContent(t *testing.T) {
 	} {
 		d := digest(change)
 		if other, ok := seen[d]; ok {
-			t.Errorf("changes %s and %s have one digest", name, other)
+			t.Errorf("changes %s and %s: got the same digest, want different ones", name, other)
 		}
 		seen[d] = name
 	}
 }
 
-func TestDirectoryOfTheHost(t *testing.T) {
+func TestHostDirectory(t *testing.T) {
 	dir := t.TempDir()
 	outside := filepath.Join(t.TempDir(), "secret")
 	if err := errors.Join(os.WriteFile(outside, []byte("s"), 0o600),
@@ -300,14 +300,14 @@ func TestDirectoryOfTheHost(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := list(t, s); !strings.Contains(got, "link 777 7:8 "+outside) || strings.Contains(got, " s\n") {
-		t.Errorf("got %s", got)
+		t.Errorf("got %s, want the link and not its target", got)
 	}
 	if _, err := c.Select(copyOf(t, "COPY link /x")); !errors.Is(err, dockerfile.ErrContext) {
-		t.Errorf("got %v for a link to a file of the host", err)
+		t.Errorf("COPY of a link to a file of the host: got %v, want ErrContext", err)
 	}
 }
 
-// packTar makes a tar stream of headers, each with its name as content where it is a file.
+// packTar makes a tar stream of headers. The content of each file is its name.
 func packTar(t testing.TB, headers ...tar.Header) []byte {
 	t.Helper()
 	var b bytes.Buffer
@@ -346,20 +346,20 @@ func TestHostileTar(t *testing.T) {
 		{"up", []tar.Header{{Name: "../a"}}, "leaves"},
 		{"up-inside", []tar.Header{{Name: "a/../../b"}}, "leaves"},
 		{"below-link", []tar.Header{{Name: "l", Typeflag: tar.TypeSymlink, Linkname: "/etc"}, {Name: "l/passwd"}},
-			"no directory"},
-		{"below-file", []tar.Header{{Name: "f"}, {Name: "f/g"}}, "no directory"},
+			"not a directory"},
+		{"below-file", []tar.Header{{Name: "f"}, {Name: "f/g"}}, "not a directory"},
 		{"file-over-directory", []tar.Header{{Name: "d/f"}, {Name: "d"}}, "something else"},
 		{"device", []tar.Header{{Name: "sda", Typeflag: tar.TypeBlock, Devmajor: 8}}, "neither"},
 		{"pipe", []tar.Header{{Name: "p", Typeflag: tar.TypeFifo}}, "neither"},
 		{"hard-link-out", []tar.Header{{Name: "h", Typeflag: tar.TypeLink, Linkname: "../../etc/shadow"}}, "leaves"},
 		{"hard-link-to-nothing", []tar.Header{{Name: "h", Typeflag: tar.TypeLink, Linkname: "etc/shadow"}},
-			"no file before"},
+			"not an earlier file"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			b := packTar(t, row.headers...)
 			_, err := dockerfile.OpenTar(bytes.NewReader(b), int64(len(b)), dockerfile.Limits{})
 			if !errors.Is(err, dockerfile.ErrContext) || !strings.Contains(err.Error(), row.want) {
-				t.Errorf("got %v", err)
+				t.Errorf("OpenTar: got %v, want an ErrContext with %q", err, row.want)
 			}
 		})
 	}
@@ -386,14 +386,14 @@ func TestHostileTar(t *testing.T) {
 			err,
 			dockerfile.ErrContext,
 		) {
-			t.Errorf("got %v above the limit of %s", err, name)
+			t.Errorf("above the limit of %s: got %v, want ErrContext", name, err)
 		}
 	}
 	if _, err := dockerfile.OpenTar(bytes.NewReader(b[:1100]), 1100, dockerfile.Limits{}); !errors.Is(
 		err,
 		dockerfile.ErrContext,
 	) {
-		t.Errorf("got %v for a stream cut off", err)
+		t.Errorf("a truncated stream: got %v, want ErrContext", err)
 	}
 }
 
@@ -411,10 +411,10 @@ func TestManyFiles(t *testing.T) {
 		t.Fatal(err)
 	}
 	if s.Files != 10_000+10+100+1 {
-		t.Errorf("got %d files", s.Files)
+		t.Errorf("got %d files, want %d", s.Files, 10_000+10+100+1)
 	}
 	if n := strings.Count(list(t, s), "\n"); n != s.Files {
-		t.Errorf("got %d lines for %d files", n, s.Files)
+		t.Errorf("got %d lines, want one for each of %d files", n, s.Files)
 	}
 }
 
@@ -462,8 +462,10 @@ func TestArchives(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, row := range []struct{ name, instruction, want string }{
-		{"unpack", "ADD x.tar.gz /x", "/\nbin/ 755 1:0\nbin/x 4755 1:2 bin/x\nbin/y 644 0:0 bin/x\nl 644 0:0 ../../etc"},
-		{"plain", "ADD --chown=3 x.tar /x", "/\nbin/ 755 7:8\nbin/x 4755 7:8 bin/x\nbin/y 644 7:8 bin/x\nl 644 7:8 ../../etc"},
+		{"unpack", "ADD x.tar.gz /x",
+			"/\nbin/ 755 1:0\nbin/x 4755 1:2 bin/x\nbin/y 644 0:0 bin/x\nl 644 0:0 ../../etc"},
+		{"plain", "ADD --chown=3 x.tar /x",
+			"/\nbin/ 755 7:8\nbin/x 4755 7:8 bin/x\nbin/y 644 7:8 bin/x\nl 644 7:8 ../../etc"},
 		{"no-archive", "ADD a.txt /x", "a.txt 644 7:8 a"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
@@ -479,7 +481,7 @@ func TestArchives(t *testing.T) {
 	for _, instruction := range []string{"COPY x.tar.gz /x", "ADD --unpack=false x.tar /x", "ADD text.gz /x"} {
 		s, err := c.Select(copyOf(t, instruction))
 		if err != nil || s.Directory || s.Files != 1 {
-			t.Errorf("%s: got %+v, %v", instruction, s, err)
+			t.Errorf("%s: got %+v, %v; want the archive itself", instruction, s, err)
 		}
 	}
 	for _, name := range []string{"up.tar", "dev.tar", "hard.tar", "x.tar.xz", "bomb.tgz"} {
@@ -488,12 +490,12 @@ func TestArchives(t *testing.T) {
 			err = s.WriteTar(t.Context(), io.Discard, 0, 0)
 		}
 		if !errors.Is(err, dockerfile.ErrContext) {
-			t.Errorf("%s: got %v", name, err)
+			t.Errorf("%s: got %v, want ErrContext", name, err)
 		}
 	}
 }
 
-// TestArchiveOfHeaders unpacks an archive that holds no files, only more of what describes them than may be.
+// TestArchiveOfHeaders unpacks an archive that has no files, only more headers than the limits allow.
 func TestArchiveOfHeaders(t *testing.T) {
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)
@@ -515,7 +517,7 @@ func TestArchiveOfHeaders(t *testing.T) {
 		err = s.WriteTar(t.Context(), io.Discard, 0, 0)
 	}
 	if !errors.Is(err, dockerfile.ErrContext) || !strings.Contains(err.Error(), "too large") {
-		t.Errorf("%d bytes of headers: %v", b.Len(), err)
+		t.Errorf("%d bytes of headers: got %v, want an ErrContext: too large", b.Len(), err)
 	}
 }
 
@@ -527,7 +529,7 @@ func TestWriteError(t *testing.T) {
 	full := errors.New("full")
 	for after := range 8 {
 		if err := s.WriteTar(t.Context(), &failing{after: after * 512, err: full}, 0, 0); !errors.Is(err, full) {
-			t.Errorf("got %v after %d bytes", err, after*512)
+			t.Errorf("a write error after %d bytes: got %v, want %v", after*512, err, full)
 		}
 	}
 }
@@ -588,10 +590,10 @@ func FuzzOpenTar(f *testing.F) {
 				if err == io.EOF {
 					break
 				} else if err != nil {
-					t.Fatalf("wrote what cannot be read: %v", err)
+					t.Fatalf("the written stream cannot be read: %v", err)
 				}
 				if strings.HasPrefix(h.Name, "/") || slices.Contains(strings.Split(h.Name, "/"), "..") {
-					t.Fatalf("wrote the name %q", h.Name)
+					t.Fatalf("got the name %q, want one that stays below the root", h.Name)
 				}
 			}
 		}

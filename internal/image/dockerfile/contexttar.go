@@ -11,9 +11,9 @@ import (
 	"strings"
 )
 
-// OpenTar makes a Context of an uncompressed tar stream of size bytes, which must stay as it is. The
-// stream is a stranger's: names that leave the context, files below symbolic links, devices and sparse files
-// are refused. keep is as in OpenDir.
+// OpenTar makes a Context of an uncompressed tar stream of size bytes, which must not change. The stream is untrusted:
+// OpenTar refuses names that leave the context, files below symbolic links, devices and sparse files. keep is as in
+// OpenDir.
 func OpenTar(r io.ReaderAt, size int64, limits Limits, keep ...string) (*Context, error) {
 	c := newContext(limits)
 	c.open = func(e *entry) (io.ReadCloser, error) {
@@ -42,12 +42,12 @@ func OpenTar(r io.ReaderAt, size int64, limits Limits, keep ...string) (*Context
 			continue
 		}
 		if e.mode.IsRegular() && h.Typeflag != tar.TypeLink {
-			// The reader has taken exactly the headers, so the content begins here.
+			// The reader has read exactly the headers, so the content begins here.
 			if e.offset, err = section.Seek(0, io.SeekCurrent); err != nil {
 				return nil, fmt.Errorf("read build context: %w", err)
 			}
 			if e.size > size-e.offset {
-				return nil, contextErrorf("%s: the tar stream ends too early", truncate(e.name, 200))
+				return nil, contextErrorf("%s: the tar stream is truncated", truncate(e.name, 200))
 			}
 		}
 		if err := c.add(e); err != nil {
@@ -60,7 +60,7 @@ func OpenTar(r io.ReaderAt, size int64, limits Limits, keep ...string) (*Context
 	return c, c.finish()
 }
 
-// fromTar makes an entry of a header; nil for the root of the context.
+// fromTar returns the entry of a header, or nil for the root of the context.
 func (c *Context) fromTar(h *tar.Header) (*entry, error) {
 	name, err := cleanName(h.Name)
 	if err != nil {
@@ -87,7 +87,7 @@ func (c *Context) fromTar(h *tar.Header) (*entry, error) {
 		old := c.entries[target]
 		if old == nil || old.isDir() {
 			return nil, contextErrorf(
-				"%s is a hard link to %s, which is no file before it",
+				"%s is a hard link to %s, which is not an earlier file",
 				truncate(name, 200),
 				truncate(target, 200),
 			)
@@ -111,18 +111,18 @@ func sparse(h *tar.Header) bool {
 	return false
 }
 
-// cleanName is the clean form of a name of a tar stream, which must not leave the root.
+// cleanName returns the clean form of a name in a tar stream. It refuses names that leave the root.
 func cleanName(name string) (string, error) {
 	if slices.Contains(strings.Split(name, "/"), "..") {
 		return "", contextErrorf("%s leaves the context", truncate(name, 200))
 	}
 	if strings.Contains(name, "\x00") {
-		return "", contextErrorf("a name has a zero byte")
+		return "", contextErrorf("a file name has a zero byte")
 	}
 	return path.Clean("./" + strings.TrimLeft(name, "/")), nil
 }
 
-// applyIgnore removes what .dockerignore leaves out, and hides what is kept all the same.
+// applyIgnore removes the entries that .dockerignore excludes, and hides those that are excluded and kept.
 func (c *Context) applyIgnore(keep []string) error {
 	var text []byte
 	if e := c.entries[ignoreName]; e != nil && e.mode.IsRegular() {
@@ -139,7 +139,7 @@ func (c *Context) applyIgnore(keep []string) error {
 	for name := range c.entries {
 		names = append(names, name)
 	}
-	slices.Sort(names) // a directory stands before what it holds
+	slices.Sort(names) // a directory comes before its entries
 	needed := map[string]bool{}
 	for _, name := range names {
 		if name == "." {
@@ -164,7 +164,7 @@ func (c *Context) applyIgnore(keep []string) error {
 		switch {
 		case name == "." || !e.ignored:
 			if dir := c.entries[path.Dir(name)]; dir != nil {
-				dir.ignored = false // a file that is not left out needs the directories above it
+				dir.ignored = false // an entry needs the directories above it
 			}
 		case !needed[name] && !ig.keep[name]:
 			delete(c.entries, name)
@@ -174,7 +174,7 @@ func (c *Context) applyIgnore(keep []string) error {
 	return nil
 }
 
-// Pack writes all files, and those kept, as a tar stream that OpenTar reads.
+// Pack writes all files, including kept ones, as a tar stream for OpenTar.
 func (c *Context) Pack(w io.Writer) error {
 	out := tar.NewWriter(w)
 	var walk func(string) error
@@ -201,10 +201,10 @@ func (c *Context) Pack(w io.Writer) error {
 	return nil
 }
 
-// overrides is what a written file gets in the place of what the context says.
+// overrides are the owner and mode of a written file.
 type overrides struct {
 	uid, gid int
-	mode     int64 // -1: as in the context
+	mode     int64 // -1: the mode in the context
 }
 
 // writeEntry writes e under name.
@@ -242,12 +242,12 @@ func (c *Context) writeEntry(out *tar.Writer, e *entry, name string, with overri
 	if n, err := io.Copy(out, io.LimitReader(r, e.size)); err != nil {
 		return fmt.Errorf("copy %s of the build context: %w", truncate(e.name, 200), err)
 	} else if n < e.size {
-		return contextErrorf("%s became smaller while it was read", truncate(e.name, 200))
+		return contextErrorf("%s shrank while it was read", truncate(e.name, 200))
 	}
 	return nil
 }
 
-// unixMode are the permission bits with setuid, setgid and sticky.
+// unixMode returns the permission bits with setuid, setgid and sticky.
 func unixMode(m fs.FileMode) uint32 {
 	bits := uint32(m.Perm())
 	for flag, bit := range map[fs.FileMode]uint32{fs.ModeSetuid: 0o4000, fs.ModeSetgid: 0o2000, fs.ModeSticky: 0o1000} {

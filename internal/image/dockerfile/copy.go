@@ -11,7 +11,7 @@ import (
 	"github.com/moby/patternmatcher"
 )
 
-// copy carries out COPY.
+// copy executes COPY.
 func (st *stageBuilder) copy(c *instructions.CopyCommand) error {
 	cp := Copy{From: -1, Chown: c.Chown, Chmod: c.Chmod, Parents: c.Parents, Exclude: slices.Clone(c.ExcludePatterns)}
 	if from, ok := st.d.from[c]; ok {
@@ -19,13 +19,13 @@ func (st *stageBuilder) copy(c *instructions.CopyCommand) error {
 	}
 	for _, src := range c.SourcePaths {
 		if remote(src) {
-			return fmt.Errorf("%s: COPY takes files; fetch it with RUN", truncate(src, 200))
+			return fmt.Errorf("%s: COPY takes files: fetch it with RUN", truncate(src, 200))
 		}
 	}
 	return st.addCopy(cp, c.SourcesAndDest)
 }
 
-// add carries out ADD.
+// add executes ADD.
 func (st *stageBuilder) add(c *instructions.AddCommand) error {
 	cp := Copy{
 		Add:     true,
@@ -42,7 +42,7 @@ func (st *stageBuilder) add(c *instructions.AddCommand) error {
 		if remote(src) {
 			return st.unsupported(
 				"ADD",
-				"%s is remote: fetch it with RUN, where the network policy of the build holds",
+				"%s is remote: fetch it with RUN, which follows the network policy of the build",
 				truncate(src, 200),
 			)
 		}
@@ -65,7 +65,7 @@ func remote(src string) bool {
 	return false
 }
 
-// addCopy checks what COPY and ADD have in common and adds the step.
+// addCopy checks the common arguments of COPY and ADD and adds the step.
 func (st *stageBuilder) addCopy(cp Copy, names instructions.SourcesAndDest) error {
 	dest, err := st.absolute(names.DestPath)
 	if err != nil {
@@ -83,15 +83,15 @@ func (st *stageBuilder) addCopy(cp Copy, names instructions.SourcesAndDest) erro
 	}
 	switch {
 	case len(cp.Sources)+len(cp.Files) == 0:
-		return errors.New("no source is named")
+		return errors.New("a source is required")
 	case len(cp.Sources)+len(cp.Files) > 1 && !strings.HasSuffix(dest, "/"):
 		return fmt.Errorf("with more than one source the destination %s must end in /", truncate(dest, 200))
 	case cp.Chown != "" && !validUser.MatchString(cp.Chown):
-		return fmt.Errorf("--chown=%s is no user or user:group", truncate(cp.Chown, 100))
+		return fmt.Errorf("--chown=%s is neither user nor user:group", truncate(cp.Chown, 100))
 	case cp.Chmod != "" && !validMode.MatchString(cp.Chmod):
 		return st.unsupported(
 			map[bool]string{true: "ADD", false: "COPY"}[cp.Add],
-			"--chmod=%s: give octal digits",
+			"--chmod=%s: use octal digits",
 			truncate(cp.Chmod, 100),
 		)
 	}
@@ -105,20 +105,20 @@ func (cp *Copy) setFiles(contents []instructions.SourceContent) error {
 	for _, f := range contents {
 		if f.Path == "" || f.Path == "." || f.Path == ".." || strings.ContainsAny(f.Path, "/\x00") ||
 			len(f.Path) > 255 {
-			return fmt.Errorf("%q is no name of a file", truncate(f.Path, 100))
+			return fmt.Errorf("%q is not a file name", truncate(f.Path, 100))
 		}
 		cp.Files = append(cp.Files, File{Name: f.Path, Data: f.Data})
 	}
 	return nil
 }
 
-// checkSource refuses sources that lie above where they are looked for, and broken patterns.
+// checkSource refuses sources above the root of the context or stage, and malformed patterns.
 func checkSource(src string) error {
 	switch {
 	case src == "":
-		return errors.New("a source is empty with the variables as they are")
+		return errors.New("source is empty after variable expansion")
 	case strings.Contains(src, "\x00") || len(src) > 4096:
-		return errors.New("a source is no path")
+		return errors.New("source has a zero byte or is longer than 4096 bytes")
 	}
 	depth := 0
 	for _, part := range strings.Split(src, "/") {
@@ -126,7 +126,7 @@ func checkSource(src string) error {
 		case "", ".":
 		case "..":
 			if depth--; depth < 0 {
-				return fmt.Errorf("%s lies outside of the context", truncate(src, 200))
+				return fmt.Errorf("%s is outside of the context", truncate(src, 200))
 			}
 		default:
 			depth++

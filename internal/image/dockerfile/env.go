@@ -14,18 +14,18 @@ import (
 // The bounds of expansion. A value fits an argument of a Linux program; the product of a replacement
 // within a word stays below 16 MiB.
 const (
-	maxValue     = 128 << 10 // bytes of one variable, or of one expanded word but a here-document
+	maxValue     = 128 << 10 // bytes of one variable, or of one expanded word that is not a here-document
 	maxVars      = 1000
 	maxSubstOne  = 1 << 20 // bytes that variables may add to one word
 	maxSubstWord = 4 << 10 // likewise, and bytes of the word, where ${name/pattern/text} is used
-	// maxWork bounds all expansion of a text together, in bytes that variables add; where a pattern is matched
-	// against them, in bytes times bytes of the pattern. It takes less than a second.
+	// maxWork bounds the expansions of a text together, in bytes that variables add; for matched patterns, in bytes
+	// times bytes of the pattern. It takes less than a second.
 	maxWork = 64 << 20
 )
 
 var replacement = regexp.MustCompile(`\$\{[A-Za-z0-9_]*/`)
 
-// vars are variables. The maps it gave away are not changed any more.
+// vars is a set of variables. It never changes a map that snapshot has returned.
 type vars struct {
 	m      map[string]string
 	shared bool
@@ -33,7 +33,7 @@ type vars struct {
 
 func copyVars(m map[string]string) vars { return vars{m: maps.Clone(m)} }
 
-// snapshot is a map of all variables, not to be changed.
+// snapshot returns a map of all variables, which the caller must not change.
 func (v *vars) snapshot() map[string]string {
 	v.shared = true
 	return v.m
@@ -42,7 +42,7 @@ func (v *vars) snapshot() map[string]string {
 func (v *vars) set(name, value string) error {
 	switch {
 	case name == "" || strings.ContainsAny(name, "=\x00"):
-		return fmt.Errorf("%q is no name of a variable", name)
+		return fmt.Errorf("%q is not a variable name", name)
 	case strings.Contains(value, "\x00"):
 		return fmt.Errorf("the value of %s has a zero byte", name)
 	case len(name)+len(value) > maxValue:
@@ -61,21 +61,22 @@ func (v *vars) set(name, value string) error {
 	return nil
 }
 
-// meteredEnv meters what the lexer takes of variables, so that no word can grow without bound, nor all of them
-// together take long.
+// meteredEnv limits the bytes that the lexer takes from variables, so that no word grows without bound and all of them
+// together take a bounded time.
 type meteredEnv struct {
 	m       map[string]string
-	left    int  // bytes this word may yet take; -1: it asked for more
+	left    int  // bytes that this word may still take; -1: it needed more
 	pattern int  // bytes of the word if it has patterns, else 0
-	taken   int  // bytes
-	work    *int // of the whole text
+	taken   int  // bytes that this word has taken
+	work    *int // remaining work of the whole text
 }
 
+// Get implements shell.EnvGetter.
 func (g *meteredEnv) Get(name string) (string, bool) {
 	value, ok := g.m[name]
 	cost := len(value)
 	if g.pattern > 0 {
-		cost *= 1 + g.pattern + g.taken // what was taken may be the pattern
+		cost *= 1 + g.pattern + g.taken // an earlier value may be the pattern
 	}
 	if len(value) > g.left || cost > *g.work {
 		g.left = -1
@@ -87,9 +88,10 @@ func (g *meteredEnv) Get(name string) (string, bool) {
 	return value, ok
 }
 
+// Keys implements shell.EnvGetter.
 func (g *meteredEnv) Keys() []string { return slices.Sorted(maps.Keys(g.m)) }
 
-var errExpansionTooLarge = errors.New("variables make this too large")
+var errExpansionTooLarge = errors.New("the text is too large after variable expansion")
 
 // expander expands words with variables.
 type expander struct {
@@ -102,7 +104,7 @@ func newExpander(escape rune) expander {
 	return expander{shell.NewLex(escape), &work}
 }
 
-// meter is a getter for word, or an error if word could expand without bound.
+// meter returns a meteredEnv for word, or an error if word could expand without bound.
 func (e expander) meter(word string, m map[string]string) (*meteredEnv, error) {
 	g := &meteredEnv{m: m, left: maxSubstOne, work: e.work}
 	if len(word) > MaxText {
@@ -113,7 +115,7 @@ func (e expander) meter(word string, m map[string]string) (*meteredEnv, error) {
 	}
 	if n := len(replacement.FindAllStringIndex(word, 2)); n > 0 {
 		if n > 1 || len(word) > maxSubstWord {
-			return nil, errors.New("only one ${name/pattern/text} can be in a word, of at most 4 KiB")
+			return nil, errors.New("a word can have only one ${name/pattern/text} and at most 4 KiB then")
 		}
 		g.left = maxSubstWord
 	}
@@ -130,7 +132,7 @@ func (e expander) word(word string, m map[string]string) (string, error) {
 	return checked(s, g, err)
 }
 
-// words expands and splits at spaces.
+// words expands a text and splits it at spaces.
 func (e expander) words(word string, m map[string]string) ([]string, error) {
 	g, err := e.meter(word, m)
 	if err != nil {

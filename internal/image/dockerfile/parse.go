@@ -20,22 +20,22 @@ const (
 	maxSteps  = 1000 // of the stages that the target needs
 )
 
-// DefaultPath is PATH where the base of a stage has none.
+// DefaultPath is the PATH of a stage whose base has none.
 const DefaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-// Base is what is known of a reference that a stage begins with.
+// Base describes what a stage starts from.
 type Base struct {
 	Config  Config
-	OnBuild []string // instructions that the base wants at the start of every stage on it
+	OnBuild []string // instructions to execute at the start of every stage on this base
 }
 
-// Options of Parse.
+// Options are the options of Parse.
 type Options struct {
 	Args     map[string]string // build arguments
-	Target   string            // name or number of a stage; "": the last
-	Platform string            // "linux/amd64"; "": linux on this processor
-	// Base tells what the reference of a FROM is. It is asked once per reference that the target needs. Its
-	// errors come back wrapped in an Error. Nil: every reference has an empty configuration.
+	Target   string            // name or number of a stage; "": the last one
+	Platform string            // such as "linux/amd64"; "": Linux on this processor
+	// Base resolves the reference of a FROM. It is called once per reference that the target needs. Parse wraps its
+	// errors in an Error. Nil: every reference has an empty configuration.
 	Base func(ref string) (Base, error)
 }
 
@@ -82,7 +82,7 @@ func Parse(text []byte, opt Options) (*Plan, error) {
 	return plan, nil
 }
 
-// withLocation makes an Error of an error of the parser.
+// withLocation returns an error of the parser as an Error.
 func withLocation(err error) error {
 	if e, ok := errors.AsType[*Error](err); ok {
 		return e
@@ -97,14 +97,14 @@ func withLocation(err error) error {
 	return e
 }
 
-// draft is a stage of the text before it is known whether anybody needs it.
+// draft is a stage of the text, which the target may or may not need.
 type draft struct {
 	stage    instructions.Stage
 	base     int // index in planner.drafts, or -1
 	ref      string
-	needs    []int // indices in planner.drafts that the stage uses, base included
+	needs    []int // indices in planner.drafts of the stages that it uses, base included
 	from     map[instructions.Command]int
-	index    int // in Plan.Stages, -1 until it is there
+	index    int // in Plan.Stages; -1 before it is planned
 	implicit bool
 }
 
@@ -118,11 +118,11 @@ type planner struct {
 	drafts   []*draft
 	global   map[string]string // global arguments with a value
 	platform map[string]string // predefined arguments
-	used     map[string]bool   // build arguments that something declared
+	used     map[string]bool   // build arguments that the text declares
 	bases    map[string]Base
 	warnings []string
 	steps    int
-	ports    int // that EXPOSE named
+	ports    int // number of ports in EXPOSE
 }
 
 func (p *planner) warn(all []parser.Warning) {
@@ -135,7 +135,7 @@ func (p *planner) warn(all []parser.Warning) {
 	}
 }
 
-// instructions makes drafts of the instructions of the text.
+// instructions parses the text into drafts.
 func (p *planner) instructions(ast *parser.Node) error {
 	for _, node := range ast.Children {
 		fail := func(err error) error {
@@ -165,7 +165,7 @@ func (p *planner) instructions(ast *parser.Node) error {
 			p.last().AddCommand(c)
 		case instructions.Command:
 			if len(p.drafts) == 0 {
-				return fail(errors.New("nothing but ARG can stand before the first FROM"))
+				return fail(errors.New("only ARG is allowed before the first FROM"))
 			}
 			p.last().AddCommand(c)
 		}
@@ -178,7 +178,7 @@ func (p *planner) instructions(ast *parser.Node) error {
 
 func (p *planner) last() *instructions.Stage { return &p.drafts[len(p.drafts)-1].stage }
 
-// globals gives the arguments before the first FROM their values.
+// globals sets the values of the arguments before the first FROM.
 func (p *planner) globals() error {
 	p.platform = platformArgs(p.opt.Platform, p.opt.Target)
 	p.global = map[string]string{}
@@ -214,7 +214,7 @@ func (p *planner) globals() error {
 	return nil
 }
 
-// target finds the stage that is wanted.
+// target returns the index of the target stage.
 func (p *planner) target() (int, error) {
 	if p.opt.Target == "" {
 		return len(p.drafts) - 1, nil
@@ -222,10 +222,10 @@ func (p *planner) target() (int, error) {
 	if i, ok := p.find(p.opt.Target, len(p.drafts)); ok {
 		return i, nil
 	}
-	return 0, &Error{Message: fmt.Sprintf("there is no stage %q", truncate(p.opt.Target, 100))}
+	return 0, &Error{Message: fmt.Sprintf("target: stage %q not found", truncate(p.opt.Target, 100))}
 }
 
-// find finds a stage before the one with index before, by name (the last of that name) or number.
+// find finds a stage with an index below before, by name (the last of that name) or by number.
 func (p *planner) find(name string, before int) (int, bool) {
 	for i := before - 1; i >= 0; i-- {
 		if n := p.drafts[i].stage.Name; n != "" && strings.EqualFold(n, name) {
@@ -236,7 +236,7 @@ func (p *planner) find(name string, before int) (int, bool) {
 	return i, err == nil && i >= 0 && i < before && !p.drafts[i].implicit
 }
 
-// link finds what the stages that target needs begin with and copy from.
+// link resolves the bases and COPY sources of the stages that target needs.
 func (p *planner) link(target int) error {
 	seen := make(map[int]bool)
 	var visit func(int) error
@@ -274,7 +274,7 @@ func (p *planner) linkOne(i int) error {
 	case err != nil:
 		return fail("%v", err)
 	case name == "":
-		return fail("%q is empty with the arguments given", truncate(d.stage.BaseName, 100))
+		return fail("base %q is empty after variable expansion", truncate(d.stage.BaseName, 100))
 	case len(name) > 1024:
 		return fail("the reference is longer than 1024 bytes")
 	}
@@ -291,7 +291,7 @@ func (p *planner) linkOne(i int) error {
 	return nil
 }
 
-// findByName finds the base of stage i: FROM knows names only, a number is a reference.
+// findByName finds the base of stage i. In FROM, a number is a reference, not a stage.
 func (p *planner) findByName(name string, i int) (int, bool) {
 	if _, err := strconv.Atoi(name); err == nil {
 		return 0, false
@@ -310,7 +310,7 @@ func (p *planner) checkPlatform(d *draft) error {
 	if want != "" && !samePlatform(want, p.opt.Platform) {
 		return &Error{Line: d.line(), Instruction: "FROM", Unsupported: true,
 			Message: fmt.Sprintf(
-				"--platform=%s is not supported: this builds for %s",
+				"--platform=%s is not supported: this server builds for %s",
 				truncate(want, 60),
 				p.opt.Platform,
 			)}
@@ -318,7 +318,7 @@ func (p *planner) checkPlatform(d *draft) error {
 	return nil
 }
 
-// linkCopy finds the stage that cmd copies from. A reference that is no stage becomes one without steps.
+// linkCopy resolves the stage that cmd copies from. A reference to an image or template becomes a stage without steps.
 func (p *planner) linkCopy(i int, cmd instructions.Command) error {
 	c, ok := cmd.(*instructions.CopyCommand)
 	if !ok || c.From == "" {
@@ -330,7 +330,7 @@ func (p *planner) linkCopy(i int, cmd instructions.Command) error {
 		return &Error{
 			Line:        lineOf(c.Location()),
 			Instruction: "COPY",
-			Message:     fmt.Sprintf("--from=%s names nothing", truncate(c.From, 100)),
+			Message:     fmt.Sprintf("--from=%s is empty after variable expansion", truncate(c.From, 100)),
 		}
 	}
 	from, ok := p.find(name, i)
@@ -349,13 +349,13 @@ func (p *planner) linkCopy(i int, cmd instructions.Command) error {
 	return nil
 }
 
-// checkReference answers why name, which is no stage before the one in question, is no reference either.
+// checkReference returns an error if name, which is not an earlier stage, cannot be a reference either.
 func (p *planner) checkReference(name string) error {
 	if _, err := strconv.Atoi(name); err == nil {
-		return fmt.Errorf("--from=%s: there is no such stage before this one", truncate(name, 100))
+		return fmt.Errorf("--from=%s: no such stage before this one", truncate(name, 100))
 	}
 	if _, later := p.find(name, len(p.drafts)); later {
-		return fmt.Errorf("--from=%s: that stage does not come before this one", truncate(name, 100))
+		return fmt.Errorf("--from=%s: the stage must come before this one", truncate(name, 100))
 	}
 	if len(name) > 1024 {
 		return errors.New("--from is longer than 1024 bytes")
@@ -363,7 +363,7 @@ func (p *planner) checkReference(name string) error {
 	return nil
 }
 
-// plan makes the stages that target needs, each after those it uses.
+// plan plans the stages that target needs, each after those it uses.
 func (p *planner) plan(target int) (*Plan, error) {
 	plan := &Plan{}
 	states := map[int]*stageBuilder{}
@@ -401,7 +401,7 @@ func lineOf(at []parser.Range) int {
 	return at[0].Start.Line
 }
 
-// truncate keeps the first n bytes of s.
+// truncate returns the first n bytes of s, as valid UTF-8.
 func truncate(s string, n int) string {
 	if len(s) > n {
 		return strings.ToValidUTF8(s[:n], "") + "..."

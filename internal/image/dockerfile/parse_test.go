@@ -44,13 +44,13 @@ func singlePlan(t *testing.T) dockerfile.Stage {
 	plan := parse(t, single, dockerfile.Options{Args: map[string]string{"BASE": "debian"},
 		Base: func(ref string) (dockerfile.Base, error) {
 			if ref != "debian:1" {
-				return dockerfile.Base{}, fmt.Errorf("asked for %s", ref)
+				return dockerfile.Base{}, fmt.Errorf("got reference %s, want debian:1", ref)
 			}
 			env := map[string]string{"PATH": "/bin", "HOME_OF": "x"}
 			return dockerfile.Base{Config: dockerfile.Config{Env: env, Cmd: []string{"old"}}}, nil
 		}})
 	if len(plan.Stages) != 1 || plan.Target != 0 {
-		t.Fatalf("got %d stages, target %d", len(plan.Stages), plan.Target)
+		t.Fatalf("got %d stages, target %d; want 1 stage, target 0", len(plan.Stages), plan.Target)
 	}
 	return plan.Stages[0]
 }
@@ -58,18 +58,18 @@ func singlePlan(t *testing.T) dockerfile.Stage {
 func TestSteps(t *testing.T) {
 	s := singlePlan(t)
 	if s.From.Kind != dockerfile.FromReference || s.From.Ref != "debian:1" || s.Name != "app" {
-		t.Errorf("got from %+v", s.From)
+		t.Errorf("got stage %s from %+v, want app from debian:1", s.Name, s.From)
 	}
 	var kinds []string
 	for _, step := range s.Steps {
 		kinds = append(kinds, fmt.Sprintf("%d:%s", step.Line, step.Kind))
 	}
 	if got := strings.Join(kinds, " "); got != "7:dir 8:run 10:dir 11:copy 12:run" {
-		t.Errorf("got steps %s", got)
+		t.Errorf("got steps %s, want dir, run, dir, copy, run", got)
 	}
 	run := s.Steps[1]
 	if got := run.Run.Argv; !slices.Equal(got, []string{"/bin/sh", "-c", "echo $A $VERSION"}) {
-		t.Errorf("got argv %q", got)
+		t.Errorf("got argv %q, want the default shell", got)
 	}
 	for name, want := range map[string]string{"A": "1", "B": "two words", "PATH": "/opt/bin:/bin", "VERSION": "3",
 		"HOME_OF": "x"} {
@@ -78,22 +78,22 @@ func TestSteps(t *testing.T) {
 		}
 	}
 	if _, ok := run.Env["EMPTY"]; ok {
-		t.Error("an argument without a value is in the environment")
+		t.Error("got an argument without a value in the environment, want none")
 	}
 	cp := s.Steps[3]
 	if cp.Workdir != "/srv/app" || cp.User != "daemon" || cp.Copy.Dest != "/srv/app/" || cp.Copy.Chown != "1:2" ||
 		cp.Copy.Chmod != "0640" || cp.Copy.From != -1 || !slices.Equal(cp.Copy.Sources, []string{"a.txt", "b/"}) {
-		t.Errorf("got copy %+v in %s as %s", cp.Copy, cp.Workdir, cp.User)
+		t.Errorf("got copy %+v in %s as %s, want that of the Dockerfile", cp.Copy, cp.Workdir, cp.User)
 	}
 }
 
 func TestConfig(t *testing.T) {
 	c := singlePlan(t).Config
 	if _, ok := c.Env["VERSION"]; ok {
-		t.Error("an argument is in the configuration")
+		t.Error("got an argument in the configuration, want none")
 	}
 	if got := strings.Join(c.Expose, " "); got != "80/tcp 8000/udp 8001/udp 8002/udp" {
-		t.Errorf("got ports %s", got)
+		t.Errorf("got ports %s, want 80/tcp and 8000 to 8002/udp", got)
 	}
 	if c.Health == nil || c.Health.Retries != 3 || c.Health.Argv[2] != "curl -f localhost" ||
 		c.StopSignal != "SIGINT" ||
@@ -101,7 +101,7 @@ func TestConfig(t *testing.T) {
 		c.User != "daemon" ||
 		!slices.Equal(c.Entrypoint, []string{"/srv/app"}) ||
 		!slices.Equal(c.Cmd, []string{"--port", "80"}) {
-		t.Errorf("got config %+v", c)
+		t.Errorf("got config %+v, want that of the Dockerfile", c)
 	}
 }
 
@@ -118,9 +118,9 @@ COPY --from=build /out /out
 COPY --from=0 /etc/x /x
 COPY --from=registry.example.com/tool:1 /bin/tool /bin/
 `
-	asked := map[string]int{}
+	resolved := map[string]int{}
 	plan := parse(t, text, dockerfile.Options{Base: func(ref string) (dockerfile.Base, error) {
-		asked[ref]++
+		resolved[ref]++
 		return dockerfile.Base{}, nil
 	}})
 	var got []string
@@ -131,20 +131,20 @@ COPY --from=registry.example.com/tool:1 /bin/tool /bin/
 	if s := strings.Join(got, " "); s != want {
 		t.Errorf("got %s\nwant %s", s, want)
 	}
-	if asked["unused-ref"] != 0 || asked["base"] != 1 {
-		t.Errorf("asked for %v", asked)
+	if resolved["unused-ref"] != 0 || resolved["base"] != 1 {
+		t.Errorf("got resolved references %v, want base once and unused-ref never", resolved)
 	}
 	last := plan.Stages[plan.Target]
 	if a, b, c := last.Steps[0].Copy.From, last.Steps[1].Copy.From, last.Steps[2].Copy.From; a != 1 || b != 0 ||
 		c != 2 {
-		t.Errorf("got copies from %d %d %d", a, b, c)
+		t.Errorf("got copies from stages %d %d %d, want 1 0 2", a, b, c)
 	}
 	if got := plan.Stages[1].Steps[0].Env["TOOL"]; got != "go" {
-		t.Errorf("got inherited argument %q", got)
+		t.Errorf("got inherited argument %q, want go", got)
 	}
 	plan = parse(t, text, dockerfile.Options{Target: "DEPS"})
 	if len(plan.Stages) != 1 || plan.Stages[0].Name != "deps" {
-		t.Errorf("got %+v for the target deps", plan.Stages)
+		t.Errorf("target deps: got stages %+v, want deps alone", plan.Stages)
 	}
 }
 
@@ -174,21 +174,21 @@ RUN true
 `, dockerfile.Options{})
 	steps := plan.Stages[0].Steps
 	if got := steps[0].Run.Argv[2]; got != "echo one\necho two $NAME\n" {
-		t.Errorf("got %q", got)
+		t.Errorf("got command %q, want the here-document unexpanded", got)
 	}
 	if r := steps[1].Run; r.Script != "#!/usr/bin/env python3\nprint(1)\n" || r.ScriptPath == "" ||
 		r.Argv[2] != r.ScriptPath {
-		t.Errorf("got %+v", r)
+		t.Errorf("got %+v, want a script", r)
 	}
 	if got := steps[2].Run.Argv[2]; got != "cat <<A > /x && cat <<B > /y\na\nA\nb\nB" {
-		t.Errorf("got %q", got)
+		t.Errorf("got command %q, want both here-documents in it", got)
 	}
 	want := []dockerfile.File{{Name: "one", Data: "hello joe\n"}, {Name: "two", Data: "hello $NAME\n"}}
 	if got := steps[3].Copy.Files; !slices.Equal(got, want) {
-		t.Errorf("got %+v", got)
+		t.Errorf("got files %+v, want %+v", got, want)
 	}
 	if got := steps[4].Run.Argv; !slices.Equal(got, []string{"/bin/bash", "-ec", "true"}) {
-		t.Errorf("got %q", got)
+		t.Errorf("got argv %q, want that of SHELL", got)
 	}
 }
 
@@ -213,21 +213,21 @@ RUN true
 		}
 	}
 	if s.Run.Proxy["HTTP_PROXY"] == "" || s.Env["HTTP_PROXY"] != "" {
-		t.Errorf("got proxy %v", s.Run.Proxy)
+		t.Errorf("got proxy %v and environment %v, want HTTP_PROXY in the first only", s.Run.Proxy, s.Env)
 	}
 	if got := strings.Join(plan.Warnings, "\n"); !strings.Contains(got, "STRAY") || strings.Contains(got, "PROXY") {
-		t.Errorf("got warnings %s", got)
+		t.Errorf("got warnings %s, want one about STRAY", got)
 	}
 }
 
-func TestOnBuildOfBase(t *testing.T) {
+func TestOnBuild(t *testing.T) {
 	plan := parse(t, "FROM base\nRUN after\n", dockerfile.Options{Base: func(string) (dockerfile.Base, error) {
 		return dockerfile.Base{OnBuild: []string{"COPY . /app", "RUN first"}}, nil
 	}})
 	steps := plan.Stages[0].Steps
 	if len(steps) != 3 || steps[0].Kind != dockerfile.KindCopy || steps[1].Run.Argv[2] != "first" ||
 		steps[2].Run.Argv[2] != "after" {
-		t.Errorf("got %+v", steps)
+		t.Errorf("got steps %+v, want the ONBUILD instructions first", steps)
 	}
 }
 
@@ -261,6 +261,7 @@ func TestRefusals(t *testing.T) {
 		{"own-stage", "FROM a AS one\nCOPY --from=one /x /x", 2, "COPY", false, "before"},
 		{"no-stage", "FROM a\nCOPY --from=7 /x /x", 2, "COPY", false, "no such stage"},
 		{"empty-from", "ARG X\nFROM $X", 2, "FROM", false, "empty"},
+		{"empty-workdir", "FROM a\nWORKDIR $X", 2, "WORKDIR", false, "path is empty after variable expansion"},
 		{"bad-substitution", "FROM a\nENV X=${", 2, "ENV", false, "'}'"},
 		{"required", "FROM a\nWORKDIR ${X:?must be there}", 2, "WORKDIR", false, "must be there"},
 		{"heredoc", "FROM a\nRUN <<EOF\nx", 2, "", false, "unterminated"},
@@ -289,7 +290,8 @@ func TestRefusals(t *testing.T) {
 			if row.line != 0 && e.Line != row.line || e.Instruction != row.instruction ||
 				e.Unsupported != row.unsupported ||
 				!strings.Contains(e.Message, row.message) {
-				t.Errorf("got %+v (%v)", *e, e)
+				t.Errorf("got %+v (%v), want %s at line %d with %q, unsupported %v",
+					*e, e, row.instruction, row.line, row.message, row.unsupported)
 			}
 		})
 	}
@@ -301,11 +303,11 @@ func TestPlatformNames(t *testing.T) {
 	}
 }
 
-// TestManyPorts exposes the same ports again and again.
+// TestManyPorts exposes the same ports many times.
 func TestManyPorts(t *testing.T) {
 	c := parse(t, "FROM a\n"+strings.Repeat("EXPOSE 1-1000\n", 15), dockerfile.Options{}).Stages[0].Config
 	if len(c.Expose) != 1000 || !slices.IsSorted(c.Expose) {
-		t.Errorf("got %d ports", len(c.Expose))
+		t.Errorf("got %d ports, want 1000 sorted ones", len(c.Expose))
 	}
 }
 
@@ -314,8 +316,8 @@ func TestBaseError(t *testing.T) {
 	_, err := dockerfile.Parse([]byte("\nFROM x\n"), dockerfile.Options{Base: func(string) (dockerfile.Base, error) {
 		return dockerfile.Base{}, errors.New(cause)
 	}})
-	if err == nil || err.Error() != "line 2: FROM: "+cause {
-		t.Errorf("got %v", err)
+	if want := "FROM: " + cause + " (line 2)"; err == nil || err.Error() != want {
+		t.Errorf("got %v, want %s", err, want)
 	}
 }
 
@@ -332,15 +334,16 @@ func TestKey(t *testing.T) {
 		last := steps[len(steps)-1]
 		key := last.Key("parent", "inputs")
 		if other, ok := keys[key]; ok {
-			t.Errorf("%q has the key of %q", text, other)
+			t.Errorf("%q: got the key of %q, want another", text, other)
 		}
 		keys[key] = text
-		again := parse(t, "# comment\n\n"+text, dockerfile.Options{Args: map[string]string{"http_proxy": "p"}}).Stages[0].Steps
+		opt := dockerfile.Options{Args: map[string]string{"http_proxy": "p"}}
+		again := parse(t, "# comment\n\n"+text, opt).Stages[0].Steps
 		if again[len(again)-1].Key("parent", "inputs") != key {
-			t.Errorf("row %d: the key depends on where the step stands or on proxies", i)
+			t.Errorf("row %d: got another key on another line or with a proxy, want the same", i)
 		}
 		if last.Key("x", "inputs") == key || last.Key("parent", "x") == key || last.Key("parenti", "nputs") == key {
-			t.Errorf("row %d: the key does not depend on parent and inputs", i)
+			t.Errorf("row %d: got the same key with another parent or input, want another", i)
 		}
 	}
 }
@@ -356,17 +359,17 @@ func FuzzParse(f *testing.F) {
 		)
 		if err != nil {
 			if _, ok := errors.AsType[*dockerfile.Error](err); !ok {
-				t.Fatalf("got %T", err)
+				t.Fatalf("got an error of type %T, want *Error", err)
 			}
 			return
 		}
 		for i, s := range plan.Stages {
 			if s.From.Kind == dockerfile.FromStage && s.From.Stage >= i {
-				t.Fatalf("stage %d is based on %d", i, s.From.Stage)
+				t.Fatalf("stage %d is based on stage %d, want an earlier one", i, s.From.Stage)
 			}
 			for _, step := range s.Steps {
 				if step.Copy != nil && step.Copy.From >= i || step.Workdir == "" || step.Workdir[0] != '/' {
-					t.Fatalf("got step %+v in stage %d", step, i)
+					t.Fatalf("got step %+v in stage %d, want an earlier source and an absolute workdir", step, i)
 				}
 				step.Key("", "")
 			}

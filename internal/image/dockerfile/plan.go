@@ -12,52 +12,52 @@ import (
 	"time"
 )
 
-// Plan is what a Dockerfile asks for: the stages that its target needs, each after those it uses.
+// Plan is the result of Parse: the stages that the target needs, each after those it uses.
 type Plan struct {
 	Stages   []Stage
-	Target   int      // index in Stages of the one whose result is wanted; always the last
-	Warnings []string // things that were understood and have no effect, with their lines
+	Target   int      // index of the target in Stages; always the last one
+	Warnings []string // instructions without effect, with their lines
 }
 
 // Stage is a base and the steps on it.
 type Stage struct {
-	Name   string // as in FROM ... AS name; "" without, and for stages made of COPY --from=reference
-	Line   int    // of FROM, or of the COPY
+	Name   string // name in FROM ... AS name; "" without one, and for stages made of COPY --from=reference
+	Line   int    // line of FROM, or of the COPY
 	From   Source
 	Steps  []Step
-	Config Config // what holds after the last step
+	Config Config // configuration after the last step
 }
 
-// SourceKind says what a stage begins with.
+// SourceKind is the kind of a Source.
 type SourceKind string
 
 // The kinds of sources.
 const (
-	FromReference SourceKind = "reference" // Source.Ref, which Options.Base knows
-	FromStage     SourceKind = "stage"     // Source.Stage, an earlier one
-	FromScratch   SourceKind = "scratch"   // nothing
+	FromReference SourceKind = "reference" // Source.Ref, which Options.Base resolves
+	FromStage     SourceKind = "stage"     // Source.Stage, an earlier stage
+	FromScratch   SourceKind = "scratch"   // an empty file system
 )
 
-// Source is where a stage begins.
+// Source is what a stage starts from.
 type Source struct {
 	Kind  SourceKind
-	Ref   string // template or image, as written, after expansion
+	Ref   string // template or image, after variable expansion
 	Stage int    // index in Plan.Stages
-	Base  Config // what Options.Base said of Ref
+	Base  Config // configuration of Ref, from Options.Base
 }
 
-// StepKind says which of the fields of a Step is set.
+// StepKind is the kind of a Step. It determines which fields are set.
 type StepKind string
 
 // The kinds of steps.
 const (
 	KindRun  StepKind = "run"
 	KindCopy StepKind = "copy" // COPY and ADD
-	KindDir  StepKind = "dir"  // WORKDIR and VOLUME: a directory to make
+	KindDir  StepKind = "dir"  // WORKDIR and VOLUME: make a directory
 )
 
-// Step is one change of a file system. Instructions that change none are in the fields of the steps after
-// them and in Stage.Config.
+// Step is one change of a file system. Instructions that change no file appear in the fields of later steps and in
+// Stage.Config.
 type Step struct {
 	Line    int    // first line of the instruction in the text
 	Text    string // the instruction as written, its lines joined, at most 4 KiB
@@ -65,8 +65,8 @@ type Step struct {
 	Run     *Run
 	Copy    *Copy
 	Dir     string            // absolute
-	Env     map[string]string // all variables at this step, arguments included; shared, not to be changed
-	User    string            // "": the base's, root if it says none; "name", "uid", "name:group", "uid:gid"
+	Env     map[string]string // all variables at this step, arguments included; shared and read-only
+	User    string            // "name", "uid", "name:group", "uid:gid"; "": that of the base, or else root
 	Workdir string            // absolute
 	Shell   []string          // never empty
 }
@@ -74,32 +74,32 @@ type Step struct {
 // Run is a program to run.
 type Run struct {
 	Argv       []string          // program and arguments, shell included
-	ScriptPath string            // "" or where Script must be, mode 0755, while the program runs
+	ScriptPath string            // where Script must be, mode 0755, while the program runs; "": no script
 	Script     string            // a here-document that begins with #!
-	Proxy      map[string]string // more environment, which does not change the result: proxies
+	Proxy      map[string]string // proxy variables for the environment, which are not part of the key
 }
 
-// Copy is files to put somewhere.
+// Copy describes files to copy.
 type Copy struct {
 	Add     bool     // ADD: archives of a context are unpacked, unless Unpack says otherwise
 	Unpack  bool     // unpack sources that are archives
-	From    int      // index in Plan.Stages whose files these are; -1: the context
+	From    int      // index in Plan.Stages of the source stage; -1: the context
 	Sources []string // paths and patterns, relative to the context or to the root of the stage
-	Files   []File   // here-documents, put beside what Sources name
+	Files   []File   // here-documents, copied together with the sources
 	Dest    string   // absolute; ends in "/" if it must be a directory
 	Chown   string   // "" is 0:0; "user", "user:group", names or numbers
-	Chmod   string   // "" keeps; octal digits
-	Parents bool     // keep the directories of sources below Dest, from "/./" on if they have it
-	Exclude []string // patterns of what to leave out, as in .dockerignore
+	Chmod   string   // octal digits; "": unchanged
+	Parents bool     // keep the directories of sources below Dest, starting after "/./" if a source has it
+	Exclude []string // patterns of files to exclude, as in .dockerignore
 }
 
-// File is a file whose content is in the Dockerfile.
+// File is a here-document: a file whose content is in the Dockerfile.
 type File struct {
 	Name string // one path element
 	Data string
 }
 
-// Config is what holds in a stage besides its files.
+// Config is the configuration of a stage: everything besides its files.
 type Config struct {
 	Env        map[string]string
 	Workdir    string // absolute; "": /
@@ -114,9 +114,9 @@ type Config struct {
 	StopSignal string
 }
 
-// Health is a HEALTHCHECK. Zero durations and retries are for the caller to choose.
+// Health is a HEALTHCHECK. The caller chooses a value for zero durations and retries.
 type Health struct {
-	None          bool     // HEALTHCHECK NONE: forget the one of the base
+	None          bool     // HEALTHCHECK NONE: drop the check of the base
 	Argv          []string // program and arguments, shell included
 	Interval      time.Duration
 	Timeout       time.Duration
@@ -125,7 +125,7 @@ type Health struct {
 	Retries       int
 }
 
-// clone copies c so that neither can change the other.
+// clone returns a deep copy of c, except for Health, which is never changed.
 func (c Config) clone() Config {
 	c.Env, c.Labels = maps.Clone(c.Env), maps.Clone(c.Labels)
 	c.Shell, c.Expose, c.Volumes = slices.Clone(c.Shell), slices.Clone(c.Expose), slices.Clone(c.Volumes)
@@ -133,9 +133,9 @@ func (c Config) clone() Config {
 	return c
 }
 
-// Key is the name of the result of s: 64 hexadecimal digits that differ whenever parent (the key of what
-// the step runs on), inputs (the digest of the files it copies, "" for none) or anything of the step that
-// can change its result differs. Line, Text and Run.Proxy cannot.
+// Key returns the name of the result of s as 64 hexadecimal digits. The key depends on parent (the key that the step
+// runs on), on inputs (the digest of the files that it copies, "" for none) and on everything in the step that can
+// change its result, which excludes Line, Text and Run.Proxy.
 func (s Step) Key(parent, inputs string) string {
 	k := keyer{sha256.New()}
 	k.str("step 1", parent, inputs, string(s.Kind), s.Dir, s.User, s.Workdir)
@@ -160,7 +160,7 @@ func (s Step) Key(parent, inputs string) string {
 	return hex.EncodeToString(k.h.Sum(nil))
 }
 
-// keyer hashes strings so that no two lists of them hash the same bytes.
+// keyer hashes strings with their lengths, so that different lists hash different bytes.
 type keyer struct{ h hash.Hash }
 
 func (k keyer) num(n int) {
@@ -181,21 +181,22 @@ func (k keyer) list(all []string) {
 	k.str(all...)
 }
 
-// Error says what is wrong with a Dockerfile and where.
+// Error describes an error in a Dockerfile and its position.
 type Error struct {
-	Line        int    // 0: no line in particular
-	Instruction string // "RUN"; "" if there is none
+	Line        int    // 0: no particular line
+	Instruction string // such as "RUN"; "": no particular instruction
 	Message     string
-	Unsupported bool // the text is good Dockerfile, but nothing here can do it
+	Unsupported bool // the Dockerfile is valid, but builds do not support it
 }
 
+// Error implements the error interface: "WORKDIR: path is empty (line 7)".
 func (e *Error) Error() string {
 	text := e.Message
 	if e.Instruction != "" {
 		text = e.Instruction + ": " + text
 	}
 	if e.Line > 0 {
-		text = "line " + strconv.Itoa(e.Line) + ": " + text
+		text += " (line " + strconv.Itoa(e.Line) + ")"
 	}
 	return text
 }

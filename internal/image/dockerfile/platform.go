@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// platformArgs are the arguments that every text may use without giving them a value.
+// platformArgs returns the predefined arguments of every Dockerfile.
 func platformArgs(platform, target string) map[string]string {
 	parts := append(strings.SplitN(platform, "/", 3), "", "")
 	if target == "" {
@@ -20,14 +20,14 @@ func platformArgs(platform, target string) map[string]string {
 	return all
 }
 
-// proxyArgs may be given without being declared, and change no key.
+// proxyArgs are arguments that need no declaration and are not part of keys.
 var proxyArgs = []string{"HTTP_PROXY", "HTTPS_PROXY", "FTP_PROXY", "NO_PROXY", "ALL_PROXY"}
 
 func isProxy(name string) bool { return slices.Contains(proxyArgs, strings.ToUpper(name)) }
 
 func sortedKeys(m map[string]string) []string { return slices.Sorted(maps.Keys(m)) }
 
-// samePlatform tells whether two texts name one platform, in any of the spellings in use.
+// samePlatform reports whether two texts name the same platform, in any of the usual spellings.
 func samePlatform(a, b string) bool { return canonical(a) == canonical(b) }
 
 func canonical(platform string) string {

@@ -16,13 +16,13 @@ import (
 	"github.com/moby/patternmatcher"
 )
 
-// Selection is the files of a context that a Copy names.
+// Selection is the set of files of a context that a Copy names.
 type Selection struct {
-	// Digest is 64 hexadecimal digits of all names, kinds, permissions and contents. Times and owners of
-	// the context are not in it.
+	// Digest has 64 hexadecimal digits. It depends on all names, kinds, permissions and contents, and not on the times
+	// and owners in the context.
 	Digest    string
-	Files     int   // files, directories and links
-	Bytes     int64 // content of files, archives as they are
+	Files     int   // number of files, directories and links
+	Bytes     int64 // size of the files, with archives packed
 	Directory bool  // Copy.Dest must be a directory; names in the stream are below it
 
 	c     *Context
@@ -30,21 +30,21 @@ type Selection struct {
 	items []item
 }
 
-// item is one thing to write.
+// item is one entry to write.
 type item struct {
 	name    string // relative to the destination
 	entry   *entry // nil: data
 	data    string
-	archive bool // its content is unpacked in the place of it
+	archive bool // an archive that is unpacked
 }
 
-// Owner splits Chown: user and group, each a name, a number or "". No group means the user's own.
+// Owner splits Chown into user and group, each a name, a number or "". Without a group it is that of the user.
 func (c Copy) Owner() (user, group string) {
 	user, group, _ = strings.Cut(c.Chown, ":")
 	return user, group
 }
 
-// mode is what Chmod says; -1 without.
+// mode returns the mode of Chmod, or -1 without one.
 func (c Copy) mode() int64 {
 	mode, err := strconv.ParseInt(c.Chmod, 8, 32)
 	if err != nil || mode > 0o7777 {
@@ -53,7 +53,7 @@ func (c Copy) mode() int64 {
 	return mode
 }
 
-// Select finds what cp names in c. A pattern may match nothing as long as anything is found at all.
+// Select finds the files of c that cp names. A pattern may match nothing if another source matches.
 func (c *Context) Select(cp Copy) (*Selection, error) {
 	exclude, err := patternmatcher.New(cp.Exclude)
 	if err != nil {
@@ -85,9 +85,9 @@ func (c *Context) Select(cp Copy) (*Selection, error) {
 type finder struct {
 	s       *Selection
 	exclude *patternmatcher.PatternMatcher
-	seen    map[string]int // name to index of the item; a later one takes its place
+	seen    map[string]int // index of the item by name; a later item replaces it
 	found   bool
-	sources int // files and directories that sources name
+	sources int // number of files and directories that sources name
 }
 
 func (f *finder) addItem(it item) {
@@ -101,9 +101,9 @@ func (f *finder) addItem(it item) {
 	f.s.items = append(f.s.items, it)
 }
 
-// addSource finds what one source names.
+// addSource adds the files that one source names.
 func (f *finder) addSource(src string) error {
-	base := "" // what is not kept of the path with --parents
+	base := "" // prefix of the path that --parents drops
 	pattern := strings.TrimLeft(src, "/")
 	if f.s.copy.Parents {
 		if before, after, ok := strings.Cut(pattern, "/./"); ok {
@@ -118,7 +118,7 @@ func (f *finder) addSource(src string) error {
 			return err
 		}
 		if e == nil || e.ignored {
-			return contextErrorf("%s is not there%s", truncate(src, 200), c.ignoreHint(e))
+			return contextErrorf("%s does not exist%s", truncate(src, 200), c.ignoreHint(e))
 		}
 		return f.addMatch(e, pattern, base)
 	}
@@ -151,15 +151,15 @@ func (f *finder) addSource(src string) error {
 
 func (c *Context) ignoreHint(e *entry) string {
 	if e != nil {
-		return ": " + ignoreName + " leaves it out"
+		return ": " + ignoreName + " excludes it"
 	}
 	if c.entries[ignoreName] != nil {
-		return "; does " + ignoreName + " leave it out?"
+		return " (check whether " + ignoreName + " excludes it)"
 	}
 	return ""
 }
 
-// addMatch takes in what a source names: a file under its own name, of a directory what it holds.
+// addMatch adds a file under its base name, or the content of a directory.
 func (f *finder) addMatch(e *entry, name, base string) error {
 	f.found = true
 	f.sources++
@@ -191,7 +191,7 @@ func (f *finder) addMatch(e *entry, name, base string) error {
 	return f.addFile(full, path.Base(name))
 }
 
-// addFile takes in a file that a source names.
+// addFile adds a file that a source names.
 func (f *finder) addFile(e *entry, name string) error {
 	if out, err := f.excluded(path.Base(name)); out || err != nil {
 		return err
@@ -224,8 +224,8 @@ func (f *finder) excluded(name string) (bool, error) {
 	return out, nil
 }
 
-// addChildren takes in what the directory dir holds. root is the directory that a source named, which patterns of
-// --exclude are relative to.
+// addChildren adds the content of the directory dir. Patterns of --exclude are relative to root, the directory that the
+// source names.
 func (f *finder) addChildren(dir *entry, under, root string) error {
 	if err := f.s.c.spend(len(dir.children)); err != nil {
 		return err
@@ -256,7 +256,7 @@ func (f *finder) addChildren(dir *entry, under, root string) error {
 	return nil
 }
 
-// digest counts and hashes the items, in the order of their names.
+// digest sorts the items by name, counts and hashes them.
 func (s *Selection) digest() error {
 	slices.SortStableFunc(s.items, func(a, b item) int { return strings.Compare(a.name, b.name) })
 	k := keyer{sha256.New()}
@@ -283,7 +283,7 @@ func (s *Selection) digest() error {
 	return nil
 }
 
-// sum is the SHA-256 of a file, computed once.
+// sum returns the SHA-256 of a file, which it computes once.
 func (c *Context) sum(e *entry) ([32]byte, error) {
 	e.once.Do(func() {
 		r, err := c.open(e)
@@ -303,9 +303,9 @@ func (c *Context) sum(e *entry) ([32]byte, error) {
 	return e.sum, e.err
 }
 
-// WriteTar writes the files as a tar stream in which directories stand before what they hold. Files of
-// the context belong to uid and gid; what comes out of an archive keeps its owners unless Copy.Chown is set. With
-// Directory the first entry is "./", the destination, which is to be made if it is missing and left alone otherwise.
+// WriteTar writes the files as a tar stream, directories before their content. Files of the context belong to uid and
+// gid; entries of an archive keep their owners unless Copy.Chown is set. If Directory is set, the first entry is "./",
+// the destination, which the reader makes if it does not exist.
 func (s *Selection) WriteTar(ctx context.Context, w io.Writer, uid, gid int) error {
 	out := tar.NewWriter(w)
 	u := &unpacker{s: s, out: out, files: s.Files, bytes: s.Bytes, uid: uid, gid: gid}

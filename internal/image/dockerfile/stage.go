@@ -13,19 +13,19 @@ import (
 	"github.com/moby/buildkit/frontend/dockerfile/parser"
 )
 
-// stageBuilder is a stage while its instructions are carried out.
+// stageBuilder executes the instructions of a stage.
 type stageBuilder struct {
 	p      *planner
 	d      *draft
 	stage  Stage
-	env    vars // what steps see: variables and arguments
+	env    vars // variables and arguments of the steps
 	config vars // Stage.Config.Env
 	cmdSet bool // CMD was in this stage
 	line   int
 	text   string
 }
 
-// build carries out the instructions of d.
+// build executes the instructions of d.
 func (p *planner) build(d *draft, states map[int]*stageBuilder) (*stageBuilder, error) {
 	st := &stageBuilder{p: p, d: d, line: d.line()}
 	st.stage = Stage{Name: d.stage.Name, Line: d.line()}
@@ -51,7 +51,7 @@ func (p *planner) build(d *draft, states map[int]*stageBuilder) (*stageBuilder, 
 	return st, nil
 }
 
-// begin sets what holds before the first instruction. It answers the instructions that the base wants first.
+// begin sets the configuration before the first instruction. It returns the ONBUILD instructions of the base.
 func (st *stageBuilder) begin(states map[int]*stageBuilder) ([]instructions.Command, error) {
 	d := st.d
 	var onBuild []instructions.Command
@@ -104,7 +104,7 @@ func (p *planner) base(ref string) (Base, error) {
 	return b, err
 }
 
-// triggers reads the instructions that a base keeps for the stages on it.
+// triggers parses the ONBUILD instructions of a base.
 func triggers(lines []string) ([]instructions.Command, error) {
 	text := strings.Join(lines, "\n")
 	if len(lines) == 0 {
@@ -121,7 +121,7 @@ func triggers(lines []string) ([]instructions.Command, error) {
 		cmd, err := instructions.ParseCommand(node)
 		if err == nil {
 			if c, ok := cmd.(*instructions.CopyCommand); ok && c.From != "" {
-				err = errors.New("COPY --from is not supported there")
+				err = errors.New("COPY --from is not supported in ONBUILD")
 			}
 		}
 		if err != nil {
@@ -132,10 +132,10 @@ func triggers(lines []string) ([]instructions.Command, error) {
 	return all, nil
 }
 
-// trigger is an instruction that the base brought.
+// trigger is an ONBUILD instruction of the base.
 type trigger struct{ instructions.Command }
 
-// dispatch carries out one instruction.
+// dispatch executes one instruction.
 func (st *stageBuilder) dispatch(cmd instructions.Command) error {
 	if t, ok := cmd.(trigger); ok {
 		st.line, cmd = st.d.line(), t.Command
@@ -166,14 +166,14 @@ func (st *stageBuilder) dispatch(cmd instructions.Command) error {
 	case *instructions.VolumeCommand:
 		return st.volume(c)
 	case *instructions.OnbuildCommand:
-		return st.unsupported("ONBUILD", "a result of this build keeps no instructions for other builds")
+		return st.unsupported("ONBUILD", "templates keep no instructions for other builds")
 	default:
 		return st.configure(cmd)
 	}
 	return nil
 }
 
-// expand puts values in the place of variables in cmd.
+// expand replaces the variables in cmd by their values.
 func (st *stageBuilder) expand(cmd instructions.Command) error {
 	if _, isArg := cmd.(*instructions.ArgCommand); isArg {
 		return nil
@@ -202,7 +202,7 @@ func (st *stageBuilder) warn(format string, args ...any) {
 	st.p.warnings = append(st.p.warnings, fmt.Sprintf("line %d: ", st.line)+fmt.Sprintf(format, args...))
 }
 
-// step adds a step with what holds now.
+// step adds a step with the current configuration.
 func (st *stageBuilder) step(s Step) error {
 	if st.p.steps++; st.p.steps > maxSteps {
 		return fmt.Errorf("more than %d steps", maxSteps)
@@ -214,7 +214,7 @@ func (st *stageBuilder) step(s Step) error {
 	return nil
 }
 
-// arg declares arguments: the value given to the build, the default, or that of the global argument.
+// arg declares arguments. Their value is the build argument, or else the default, or else the global argument.
 func (st *stageBuilder) arg(c *instructions.ArgCommand) error {
 	for _, a := range c.Args {
 		key, err := st.p.exp.word(a.Key, st.env.m)
@@ -261,7 +261,7 @@ func (st *stageBuilder) run(c *instructions.RunCommand) error {
 	return st.step(Step{Kind: KindRun, Run: r})
 }
 
-// runFlags refuses what RUN cannot do here.
+// runFlags refuses unsupported flags of RUN.
 func (st *stageBuilder) runFlags(c *instructions.RunCommand) error {
 	for _, flag := range c.FlagsUsed {
 		switch {
@@ -270,7 +270,7 @@ func (st *stageBuilder) runFlags(c *instructions.RunCommand) error {
 		case flag == "mount":
 			return st.unsupported(
 				"RUN",
-				"--mount: put what it brings into the stage with COPY, or fetch it in the command",
+				"--mount: copy the files into the stage with COPY, or fetch them in the command",
 			)
 		default:
 			return st.unsupported("RUN", "--%s with this value: every command runs in the machine of the build", flag)
@@ -279,10 +279,10 @@ func (st *stageBuilder) runFlags(c *instructions.RunCommand) error {
 	return nil
 }
 
-// scriptPath is where a here-document with an interpreter of its own stands while it runs.
+// scriptPath is the path of a here-document with an interpreter line while it runs.
 const scriptPath = "/run/dockerfile-script"
 
-// command is what a RUN starts.
+// command returns the program of a RUN.
 func (st *stageBuilder) command(c instructions.ShellDependantCmdLine) (*Run, error) {
 	argv, r := slices.Clone(c.CmdLine), &Run{}
 	if len(c.Files) > 0 {
@@ -311,7 +311,7 @@ func (st *stageBuilder) command(c instructions.ShellDependantCmdLine) (*Run, err
 		argv = append(slices.Clone(st.stage.Config.Shell), strings.Join(argv, " "))
 	}
 	if len(argv) == 0 || argv[0] == "" {
-		return nil, errors.New("there is nothing to run")
+		return nil, errors.New("the command is empty")
 	}
 	for _, a := range argv {
 		if len(a) > maxValue {
@@ -322,10 +322,10 @@ func (st *stageBuilder) command(c instructions.ShellDependantCmdLine) (*Run, err
 	return r, nil
 }
 
-// absolute makes p absolute at the working directory, keeping a slash at its end.
+// absolute returns p relative to the working directory as an absolute path, with a trailing slash if p has one.
 func (st *stageBuilder) absolute(p string) (string, error) {
 	if strings.Contains(p, "\x00") || len(p) > 4096 {
-		return "", errors.New("that is no path")
+		return "", errors.New("path has a zero byte or is longer than 4096 bytes")
 	}
 	full := p
 	if !path.IsAbs(p) {
@@ -340,7 +340,7 @@ func (st *stageBuilder) absolute(p string) (string, error) {
 
 func (st *stageBuilder) workdir(c *instructions.WorkdirCommand) error {
 	if c.Path == "" {
-		return errors.New("the directory is empty with the variables as they are")
+		return errors.New("path is empty after variable expansion")
 	}
 	dir, err := st.absolute(c.Path)
 	if err != nil {
@@ -359,7 +359,7 @@ func (st *stageBuilder) volume(c *instructions.VolumeCommand) error {
 			return err
 		}
 		dir = path.Clean(dir)
-		st.warn("VOLUME %s is a directory of the disk like any other", truncate(dir, 100))
+		st.warn("VOLUME %s makes an ordinary directory of the disk", truncate(dir, 100))
 		if err := st.step(Step{Kind: KindDir, Dir: dir}); err != nil {
 			return err
 		}
@@ -371,7 +371,7 @@ func (st *stageBuilder) volume(c *instructions.VolumeCommand) error {
 	return nil
 }
 
-// setLabel adds to the labels of the stage.
+// setLabel sets a label of the stage.
 func (st *stageBuilder) setLabel(name, value string) error {
 	c := &st.stage.Config
 	if c.Labels == nil {
