@@ -1,10 +1,10 @@
-// Package audit remembers who did what, with what, and when.
+// Package audit is the audit log: it records callers, their actions and the objects and outcomes of these actions.
 //
-// Entries go through a bounded queue and are written in batches by Run, so that a call does not wait for
-// the disk; when the queue is full it does wait. What is in the queue when Run ends is written first; a
-// killed program loses at most the last quarter of a second. The package does not know what actions mean.
+// Run writes entries in batches from a bounded queue, so that a call does not wait for the disk unless the queue is
+// full. Run writes the rest of the queue before it returns; a killed program loses at most the last quarter of a
+// second. The package does not know what actions mean.
 //
-// All methods may be called at once.
+// All methods may be called concurrently.
 package audit
 
 import (
@@ -25,16 +25,16 @@ import (
 // Entry is one call.
 type Entry struct {
 	At        time.Time
-	Principal auth.Principal // zero: a caller who was not known
-	Action    string         // what was asked, such as "POST /v1/sandboxes"
-	Target    string         // id of what it was done to, if any
+	Principal auth.Principal // zero: an unauthenticated caller
+	Action    string         // such as "POST /v1/sandboxes"
+	Target    string         // id of the object of the action, if any
 	Outcome   string         // "ok", or the code of the error
 	Remote    string         // address of the caller
 	Request   string         // id of the request
 	Took      time.Duration
 }
 
-// Bounds of the queue and of what is written at once.
+// Bounds of the queue, of batches and of entries.
 const (
 	queueSize     = 4096
 	batchSize     = 256
@@ -59,7 +59,7 @@ func New(db *store.DB, log *slog.Logger) (*Log, error) {
 	return &Log{db: db, log: log, queue: make(chan store.Audit, queueSize)}, nil
 }
 
-// Record adds an entry. It waits only while the queue is full, and then no longer than ctx.
+// Record adds an entry. It blocks only while the queue is full, at most until ctx ends.
 func (l *Log) Record(ctx context.Context, e Entry) {
 	if e.At.IsZero() {
 		e.At = time.Now()
@@ -80,18 +80,18 @@ func (l *Log) Record(ctx context.Context, e Entry) {
 		Took:    e.Took.Microseconds(),
 	}
 	select {
-	case l.queue <- row: // also for a caller who has left
+	case l.queue <- row: // even if the caller's context has ended
 		return
 	default:
 	}
 	select {
 	case l.queue <- row:
 	case <-ctx.Done():
-		l.log.Error("an audit entry was lost: the queue is full", "action", row.Action, "workspace", row.Workspace)
+		l.log.Error("audit entry lost: the queue is full", "action", row.Action, "workspace", row.Workspace)
 	}
 }
 
-// sanitize makes a caller's text fit for any store.
+// sanitize returns a caller's text in a form that every store accepts.
 func sanitize(s string) string {
 	if len(s) > maxText {
 		s = s[:maxText]
@@ -99,7 +99,7 @@ func sanitize(s string) string {
 	return strings.ReplaceAll(strings.ToValidUTF8(s, "\uFFFD"), "\x00", "")
 }
 
-// Run writes entries until ctx ends, and then those that are left.
+// Run writes entries until ctx ends, and then the rest of the queue.
 func (l *Log) Run(ctx context.Context) error {
 	t := time.NewTicker(flushInterval)
 	defer t.Stop()
@@ -116,12 +116,12 @@ func (l *Log) Run(ctx context.Context) error {
 		case <-t.C:
 		}
 		if err := l.write(ctx); err != nil && ctx.Err() == nil {
-			l.log.Error("audit entries were not written", "err", err)
+			l.log.Error("audit entries not written", "err", err)
 		}
 	}
 }
 
-// write empties the queue.
+// write writes all entries in the queue.
 func (l *Log) write(ctx context.Context) error {
 	for {
 		var rows []store.Audit
@@ -144,15 +144,15 @@ func (l *Log) write(ctx context.Context) error {
 
 // Query selects entries.
 type Query struct {
-	Since  time.Time // not before
+	Since  time.Time // time of the oldest entry
 	Target string    // "": all
 	Limit  int       // 0: 100; at most 1000
 }
 
-// List answers the entries of the caller's workspace, newest first; only an admin may see them.
+// List returns the entries of the caller's workspace, newest first. The caller must be an admin.
 func (l *Log) List(ctx context.Context, p auth.Principal, q Query) ([]Entry, error) {
 	if p.Workspace == "" || !p.Admin {
-		return nil, api.Errorf(api.Forbidden, "only an admin key may read the audit log")
+		return nil, api.Errorf(api.Forbidden, "only an admin key can read the audit log")
 	}
 	if q.Limit < 0 || q.Limit > maxList {
 		return nil, api.Errorf(api.Invalid, "limit: %d is out of range: use 1 to %d", q.Limit, maxList).

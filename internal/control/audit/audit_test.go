@@ -51,14 +51,14 @@ func TestAudit(t *testing.T) {
 	if err != nil || len(got) != 300 || got[0].Target != "t299" || got[299].Target != "t0" ||
 		got[0].Took != time.Millisecond ||
 		got[0].Principal.KeyPrefix != "pds_1" {
-		t.Errorf("%d entries, %v; want 300, newest first", len(got), err)
+		t.Errorf("List = %d entries, %v; want 300, newest first", len(got), err)
 	}
 	if got, err := l.List(t.Context(), alice, audit.Query{Target: "t7"}); err != nil || len(got) != 1 {
-		t.Errorf("of t7: %v, %v", got, err)
+		t.Errorf("List of target t7 = %v, %v; want one entry", got, err)
 	}
 	if _, err := l.List(t.Context(), auth.Principal{Workspace: "alice"}, audit.Query{}); api.CodeOf(
 		err,
 	) != api.Forbidden {
-		t.Errorf("a member may read the log: %v", err)
+		t.Errorf("List by a member: got %v, want forbidden", err)
 	}
 }

@@ -1,7 +1,7 @@
-// Package auth knows API keys: it makes, checks and revokes them, and says who a caller is.
+// Package auth makes, checks and revokes API keys, and authenticates callers.
 //
-// A key is "pds_" and 32 hexadecimal digits. Only its SHA-256 is stored, beside the first eight digits,
-// which name it. The package knows nothing of what a caller may do beyond the scope of the key.
+// A key is "pds_" and 32 hexadecimal digits. The store has only its SHA-256 and its prefix with the first eight digits,
+// which identifies it. The package does not decide what a caller may do, except by the scope of the key.
 //
-// All methods may be called at once.
+// All methods may be called concurrently.
 package auth

@@ -16,7 +16,7 @@ import (
 	"github.com/pandastack/pandastack/internal/control/store"
 )
 
-// The form of a key: "pds_" and 32 hexadecimal digits, of which the first eight name it.
+// The form of a key: "pds_" and 32 hexadecimal digits, of which the first eight identify it.
 const (
 	keyPrefix  = "pds_"
 	keyDigits  = 32
@@ -32,12 +32,12 @@ const (
 
 // KeyRequest describes a key to make.
 type KeyRequest struct {
-	Label   string        // for people, at most 128 bytes
-	Admin   bool          // it may manage keys
-	Expires time.Duration // from now; 0: never
+	Label   string        // text for people, at most 128 bytes
+	Admin   bool          // the key may manage keys
+	Expires time.Duration // time until it expires; 0: never
 }
 
-// Key is a key as it may be shown. Times that do not apply are zero.
+// Key is a key without its token. Times that do not apply are zero.
 type Key struct {
 	Prefix                     string
 	Workspace                  api.Workspace
@@ -56,20 +56,20 @@ type Keys struct {
 	epoch uint64                       // grows with every revocation
 }
 
-// cached is a key that held a moment ago.
+// cached is a key that was valid when it was read.
 type cached struct {
 	row  store.Key
-	at   time.Time // read from the store
-	used time.Time // written as last use
+	at   time.Time // when it was read from the store
+	used time.Time // last use that was written
 }
 
-// How long a key is believed without looking, and how many are. A revocation by this process is seen at
-// once, one by another process on a shared store after freshShared.
+// The cache of valid keys. A revocation by this process takes effect at once, one by another process on a shared store
+// within cacheTTLShared.
 const (
 	cacheTTL       = time.Minute
 	cacheTTLShared = 2 * time.Second
 	maxCached      = 1024
-	useResolution  = time.Minute // of last use
+	useResolution  = time.Minute // precision of the last use
 )
 
 // New makes Keys; it does not touch the store.
@@ -80,7 +80,7 @@ func New(db *store.DB, log *slog.Logger) (*Keys, error) {
 	return &Keys{db: db, log: log, cache: map[[sha256.Size]byte]cached{}}, nil
 }
 
-// errInvalidKey is one answer for every token that does not hold, so that it tells nothing about which do.
+// errInvalidKey returns the same error for every invalid token, so that it reveals nothing about valid ones.
 func errInvalidKey() error {
 	return api.Errorf(
 		api.Unauthenticated,
@@ -88,7 +88,7 @@ func errInvalidKey() error {
 	)
 }
 
-// wellFormed tells whether a token has the form of a key.
+// wellFormed reports whether a token has the form of a key.
 func wellFormed(token string) bool {
 	if len(token) != len(keyPrefix)+keyDigits || !strings.HasPrefix(token, keyPrefix) {
 		return false
@@ -101,7 +101,7 @@ func wellFormed(token string) bool {
 	return true
 }
 
-// Authenticate tells who shows this token; unauthenticated if it does not hold.
+// Authenticate returns the caller with a token. The error has the code unauthenticated if the token is not valid.
 func (k *Keys) Authenticate(ctx context.Context, token string) (Principal, error) {
 	if !wellFormed(token) {
 		return Principal{}, errInvalidKey()
@@ -146,8 +146,8 @@ func (k *Keys) lookup(hash [sha256.Size]byte, now time.Time) (cached, bool, uint
 	return c, ok && now.Sub(c.at) < fresh, k.epoch
 }
 
-// store keeps a key that was read in an epoch. When a key was revoked since then it does not, for it
-// may be that one: it must be read again, in the epoch that is answered.
+// store caches a key that was read in an epoch. If a key was revoked since then, which may be this one, store returns
+// the current epoch and false, and the key must be read again.
 func (k *Keys) store(hash [sha256.Size]byte, c cached, epoch uint64) (uint64, bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -155,14 +155,14 @@ func (k *Keys) store(hash [sha256.Size]byte, c cached, epoch uint64) (uint64, bo
 		return k.epoch, false
 	}
 	if len(k.cache) >= maxCached {
-		clear(k.cache) // it fills again with what is in use
+		clear(k.cache) // it fills again with the keys in use
 	}
 	k.cache[hash] = c
 	return epoch, true
 }
 
-// recordUse writes the last use of a key, at most once a minute. It is a hint: when it cannot be written the
-// call goes on.
+// recordUse writes the last use of a key, at most once a minute. The last use is a hint: an error does not fail the
+// call.
 func (k *Keys) recordUse(ctx context.Context, hash [sha256.Size]byte, c cached, now time.Time) {
 	if now.Sub(c.used) < useResolution {
 		return
@@ -177,18 +177,18 @@ func (k *Keys) recordUse(ctx context.Context, hash [sha256.Size]byte, c cached, 
 		return tx.TouchKey(ctx, c.row.Prefix, store.Micros(now))
 	})
 	if err != nil && ctx.Err() == nil {
-		k.log.Warn("the last use of a key was not written", "err", err)
+		k.log.Warn("last use of a key not written", "err", err)
 	}
 }
 
-// newToken makes a token that nobody has.
+// newToken returns a random token.
 func newToken() string {
 	var b [keyDigits / 2]byte
 	rand.Read(b[:]) //nolint:errcheck // crypto/rand.Read never returns an error since Go 1.24
 	return keyPrefix + hex.EncodeToString(b[:])
 }
 
-// insert writes a key of a workspace in a transaction.
+// insert inserts a new key of a workspace and returns it with its token.
 func (k *Keys) insert(ctx context.Context, tx *store.Tx, workspace api.Workspace, req KeyRequest) (Key, string, error) {
 	now := time.Now()
 	token := newToken()
@@ -213,10 +213,10 @@ func (k *Keys) insert(ctx context.Context, tx *store.Tx, workspace api.Workspace
 	return view(row), token, nil
 }
 
-// attempts is how often a token is drawn whose name is taken: names have 32 bits.
+// attempts is how many tokens create tries, because the prefix of a token, which has 32 bits, may be taken.
 const attempts = 8
 
-// create makes a key, drawing again when its name is taken.
+// create makes a key if only returns true. It tries another token if the prefix is taken.
 func (k *Keys) create(
 	ctx context.Context,
 	workspace api.Workspace,
@@ -246,8 +246,9 @@ func (k *Keys) create(
 	return key, token, nil
 }
 
-// CreateFirst makes the first admin key of the default workspace if there is no key at all, and answers it
-// this once; "" when there are keys.
+// CreateFirst makes an admin key of the default workspace and returns its token.
+//
+// If the store has a key already, CreateFirst returns "". A token cannot be read again later.
 func (k *Keys) CreateFirst(ctx context.Context) (token string, err error) {
 	_, token, err = k.create(
 		ctx,
@@ -261,16 +262,15 @@ func (k *Keys) CreateFirst(ctx context.Context) (token string, err error) {
 	return token, err
 }
 
-// Issue makes an admin key of any workspace, and the workspace if it is not there. It is for the program
-// itself, never for a caller.
+// Issue makes an admin key of any workspace, and the workspace if it does not exist. It is for the program itself,
+// never for a caller.
 func (k *Keys) Issue(ctx context.Context, workspace api.Workspace, label string) (Key, string, error) {
 	return k.create(ctx, workspace, KeyRequest{Label: label, Admin: true}, unconditionally)
 }
 
 func unconditionally(context.Context, *store.Tx) (bool, error) { return true, nil }
 
-// Create makes a key in the caller's workspace. The token is shown this once. Callers that are not Admin
-// are forbidden, here and below.
+// Create makes a key in the workspace of the caller, who must be an admin. The token cannot be read again later.
 func (k *Keys) Create(ctx context.Context, p Principal, req KeyRequest) (Key, string, error) {
 	if err := requireAdmin(p); err != nil {
 		return Key{}, "", err
@@ -286,12 +286,12 @@ func requireAdmin(p Principal) error {
 		return errInvalidKey()
 	}
 	if !p.Admin {
-		return api.Errorf(api.Forbidden, "only an admin key may manage keys")
+		return api.Errorf(api.Forbidden, "only an admin key can manage keys")
 	}
 	return nil
 }
 
-// List answers the keys of the caller's workspace, newest first.
+// List returns the keys of the caller's workspace, newest first. The caller must be an admin.
 func (k *Keys) List(ctx context.Context, p Principal) ([]Key, error) {
 	if err := requireAdmin(p); err != nil {
 		return nil, err
@@ -307,7 +307,7 @@ func (k *Keys) List(ctx context.Context, p Principal) ([]Key, error) {
 	return out, nil
 }
 
-// Revoke ends a key of the caller's workspace at once; not_found if there is none with this prefix.
+// Revoke revokes the key of the caller's workspace with a prefix at once. The caller must be an admin.
 func (k *Keys) Revoke(ctx context.Context, p Principal, prefix string) error {
 	if err := requireAdmin(p); err != nil {
 		return err

@@ -21,7 +21,7 @@ func open(t *testing.T) (*auth.Keys, *store.DB) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = db.Close() }) // a test that closes it first is right
+	t.Cleanup(func() { _ = db.Close() }) // a test may have closed it
 	k, err := auth.New(db, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
@@ -33,18 +33,18 @@ func TestFirstKey(t *testing.T) {
 	k, db := open(t)
 	token, err := k.CreateFirst(t.Context())
 	if err != nil || !regexp.MustCompile(`^pds_[0-9a-f]{32}$`).MatchString(token) {
-		t.Fatalf("first key %q, %v", token, err)
+		t.Fatalf("CreateFirst = %q, %v; want a well-formed token", token, err)
 	}
 	if again, err := k.CreateFirst(t.Context()); err != nil || again != "" {
-		t.Errorf("second start made key %q, %v", again, err)
+		t.Errorf("CreateFirst again = %q, %v; want no key", again, err)
 	}
 	p, err := k.Authenticate(t.Context(), token)
 	if err != nil || p.Workspace != auth.DefaultWorkspace || !p.Admin || p.KeyPrefix != token[:12] {
-		t.Errorf("principal %+v, %v", p, err)
+		t.Errorf("Authenticate = %+v, %v; want an admin of the default workspace", p, err)
 	}
 	rows, err := db.Read().Keys(t.Context(), "")
 	if err != nil || len(rows) != 1 || strings.Contains(rows[0].Hash, token[12:]) || len(rows[0].Hash) != 64 {
-		t.Errorf("stored %+v, %v: only a hash may be", rows, err)
+		t.Errorf("got rows %+v, %v; want one with only the hash of the token", rows, err)
 	}
 }
 
@@ -59,7 +59,7 @@ func TestAuthenticateRefuses(t *testing.T) {
 		"flipped": flipped, "upper": strings.ToUpper(token),
 		"unknown": "pds_" + strings.Repeat("0", 32), "injection": "pds_' OR '1'='1' --aaaaaaaaaaaaaaaaaa"} {
 		if _, err := k.Authenticate(t.Context(), bad); api.CodeOf(err) != api.Unauthenticated {
-			t.Errorf("%s: %v, want unauthenticated", name, err)
+			t.Errorf("Authenticate with a token that is %s: got %v, want unauthenticated", name, err)
 		}
 	}
 }
@@ -70,34 +70,34 @@ func TestKeyLifecycle(t *testing.T) {
 	admin := auth.Principal{Workspace: "w", Admin: true}
 	key, token, err := k.Create(ctx, admin, auth.KeyRequest{Label: "ci"})
 	if err != nil || key.Label != "ci" || key.Admin || key.Prefix != token[:12] {
-		t.Fatalf("key %+v, %v", key, err)
+		t.Fatalf("Create = %+v, %v; want a member key", key, err)
 	}
 	member, err := k.Authenticate(ctx, token)
 	if err != nil || member.Admin || member.Workspace != "w" {
-		t.Fatalf("member %+v, %v", member, err)
+		t.Fatalf("Authenticate = %+v, %v; want a member of w", member, err)
 	}
 	if _, _, err := k.Create(ctx, member, auth.KeyRequest{}); api.CodeOf(err) != api.Forbidden {
-		t.Errorf("a member made a key: %v", err)
+		t.Errorf("Create by a member: got %v, want forbidden", err)
 	}
 	if _, err := k.List(ctx, member); api.CodeOf(err) != api.Forbidden {
-		t.Errorf("a member listed keys: %v", err)
+		t.Errorf("List by a member: got %v, want forbidden", err)
 	}
 	if err := k.Revoke(ctx, member, key.Prefix); api.CodeOf(err) != api.Forbidden {
-		t.Errorf("a member revoked a key: %v", err)
+		t.Errorf("Revoke by a member: got %v, want forbidden", err)
 	}
 	if err := k.Revoke(ctx, auth.Principal{Workspace: "other", Admin: true}, key.Prefix); api.CodeOf(
 		err,
 	) != api.NotFound {
-		t.Errorf("another workspace revoked a key: %v", err)
+		t.Errorf("Revoke by another workspace: got %v, want not_found", err)
 	}
 	if all, err := k.List(ctx, admin); err != nil || len(all) != 1 || all[0].LastUsed.IsZero() {
-		t.Errorf("keys %+v, %v: want one that was used", all, err)
+		t.Errorf("List = %+v, %v; want one key with a last use", all, err)
 	}
 	if err := k.Revoke(ctx, admin, key.Prefix); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := k.Authenticate(ctx, token); api.CodeOf(err) != api.Unauthenticated {
-		t.Errorf("a revoked key holds: %v", err)
+		t.Errorf("Authenticate with a revoked key: got %v, want unauthenticated", err)
 	}
 }
 
@@ -117,7 +117,7 @@ func TestKeyExpires(t *testing.T) {
 		}
 		<-time.After(time.Hour)
 		if _, err := k.Authenticate(t.Context(), token); api.CodeOf(err) != api.Unauthenticated {
-			t.Errorf("an expired key holds: %v", err)
+			t.Errorf("Authenticate with an expired key: got %v, want unauthenticated", err)
 		}
 		if err := db.Close(); err != nil {
 			t.Error(err)
@@ -125,7 +125,7 @@ func TestKeyExpires(t *testing.T) {
 	})
 }
 
-// TestRevokeRaces: whatever runs beside it, a key does not hold once Revoke has returned.
+// TestRevokeRaces revokes keys during concurrent calls: a key is never valid after Revoke has returned.
 func TestRevokeRaces(t *testing.T) {
 	k, _ := open(t)
 	ctx := t.Context()
@@ -149,11 +149,11 @@ func TestRevokeRaces(t *testing.T) {
 			t.Error(err)
 		}
 		if _, err := k.Authenticate(ctx, token); api.CodeOf(err) != api.Unauthenticated {
-			t.Errorf("right after its revocation a key holds: %v", err)
+			t.Errorf("Authenticate right after Revoke: got %v, want unauthenticated", err)
 		}
 		wg.Wait()
 		if _, err := k.Authenticate(ctx, token); api.CodeOf(err) != api.Unauthenticated {
-			t.Errorf("a revoked key came back: %v", err)
+			t.Errorf("Authenticate after concurrent calls: got %v, want unauthenticated", err)
 		}
 	}
 }

@@ -15,8 +15,8 @@
 // Lease.Complete.
 //
 // An attempt that fails is repeated after an exponential back-off with jitter, until Worker.MaxAttempts. Errors wrapped
-// by Permanent are not repeated. A shutdown returns running jobs to the queue and counts as no attempt; a killed process
-// counts as one. Notifications (Queue.Notify) are hints: Run also polls, so a lost one only delays a job.
+// by Permanent are not repeated. A shutdown returns running jobs to the queue and counts as no attempt; a killed
+// process counts as one. Notifications (Queue.Notify) are hints: Run also polls, so a lost one only delays a job.
 //
 // Queues of several processes may share a store. Their clocks must agree to within a third of Config.Lease. The limits
 // of concurrency are exact within a process; Worker.PerWorkspace may be exceeded for a moment by processes that claim

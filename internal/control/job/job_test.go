@@ -425,7 +425,7 @@ func block(ctx context.Context, _ *job.Lease) error {
 	return context.Cause(ctx)
 }
 
-// testKilled starts a queue that has the store for itself after the one before was killed: it goes on at once.
+// testKilled starts a queue with an exclusive store after the one before was killed: its job continues at once.
 func testKilled(f *fixture) {
 	db := f.open(nil)
 	q := f.queue(db, job.Config{}, job.Worker{Run: block})
@@ -489,7 +489,7 @@ func testExpiredLease(f *fixture) {
 	f.wantCompletions(j.ID, "1")
 }
 
-// testLongJob runs a job for many times the length of a lease: nobody takes it over.
+// testLongJob runs a job for many times the length of a lease: no other process takes it over.
 func testLongJob(f *fixture) {
 	var g gauge
 	w := job.Worker{Run: g.work(10 * time.Minute)}

@@ -150,7 +150,7 @@ func (q *Queue) Enqueue(ctx context.Context, spec Spec) (j Job, created bool, er
 	return j, created, nil
 }
 
-// EnqueueTx is Enqueue in a transaction of the caller, who calls Notify after its commit.
+// EnqueueTx is Enqueue in a transaction of the caller. Call Notify after its commit.
 func (q *Queue) EnqueueTx(ctx context.Context, tx *store.Tx, spec Spec) (j Job, created bool, err error) {
 	row, err := q.newRow(spec)
 	if err != nil {

@@ -7,8 +7,8 @@ import (
 	"github.com/pandastack/pandastack/internal/control/auth"
 )
 
-// memoryIntegral sums up the memory of one machine over time. Between two measurements it is taken as their mean, and
-// before the first as what that one says.
+// memoryIntegral integrates the memory of one machine over time. Between two measurements it uses their mean, and
+// before the first one its value.
 type memoryIntegral struct {
 	pid   int
 	at    time.Time
@@ -16,8 +16,8 @@ type memoryIntegral struct {
 	sum   float64 // byte seconds
 }
 
-// add takes up a measurement. Another process is another machine's life, of which nothing is known yet; one that
-// takes nothing, because it rests, is none.
+// add adds a measurement. Another process id means that the machine was restarted, and the integral begins again. A
+// sandbox without a process has no memory.
 func (r *memoryIntegral) add(now time.Time, u api.Usage) {
 	if u.PID == 0 || u.PID != r.pid {
 		*r = memoryIntegral{pid: u.PID, at: now, bytes: u.HostRSSBytes, sum: float64(u.HostRSSBytes) * u.UptimeSeconds}
@@ -29,9 +29,10 @@ func (r *memoryIntegral) add(now time.Time, u api.Usage) {
 	}
 }
 
-// MemoryIntegral notes a question with what was measured for it, and gives what the machine of a sandbox had in memory,
-// summed up over its life since it started or woke, in byte seconds: as exact as measurements are near to each
-// other.
+// MemoryIntegral returns the byte seconds of memory of a sandbox since it was started or woken.
+//
+// It also records a request with the measurement u. The shorter the time between measurements, the more exact is the
+// result.
 func (h *History) MemoryIntegral(who auth.Principal, id api.SandboxID, now time.Time, u api.Usage) float64 {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -1,9 +1,9 @@
-// Package metricshistory keeps what was measured of sandboxes lately, for faces that show it over time.
+// Package metricshistory keeps recent measurements of sandboxes in memory, so that APIs can show them over time.
 //
-// A sandbox is measured when somebody asks, and now and then for a while after: nobody's guest is disturbed for a
-// history that nobody reads. What is kept is bounded, and ends with the process. It does not know how faces show
-// it, nor who may see it: callers ask about what their caller has been let see. All methods may be called at once,
-// and guests that do not answer do not keep the others from being measured.
+// A sandbox is measured when a user requests its metrics, and periodically for a while after that, so that no guest is
+// disturbed for a history that is never read. The history is bounded and ends with the process. The package does not
+// decide who may see measurements: its callers have checked that. All methods may be called concurrently. A guest that
+// does not respond does not delay the measurements of others.
 package metricshistory
 
 import (
@@ -16,17 +16,17 @@ import (
 	"github.com/pandastack/pandastack/internal/control/auth"
 )
 
-// Bounds of what is remembered of measurements.
+// Bounds of the history.
 const (
 	sampleEvery   = 5 * time.Second
-	sampleFor     = 2 * time.Minute  // after the last question
-	retention     = 30 * time.Minute // without a question
-	maxPoints     = 360              // of one sandbox, the newest
-	maxSeries     = 500              // sandboxes, those that were asked about last
-	maxConcurrent = 32               // guests that are asked at the same time
+	sampleFor     = 2 * time.Minute  // how long a sandbox is sampled after the last request
+	retention     = 30 * time.Minute // how long points are kept after the last request
+	maxPoints     = 360              // newest points of one sandbox
+	maxSeries     = 500              // most recently requested sandboxes
+	maxConcurrent = 32               // guests that are measured at a time
 )
 
-// Sandboxes measures them; *sandbox.Service does. It wakes none and counts as no use.
+// Sandboxes measures sandboxes; *sandbox.Service implements it. Measuring wakes no sandbox and does not count as use.
 type Sandboxes interface {
 	Usage(ctx context.Context, p auth.Principal, id api.SandboxID) (api.Usage, error)
 }
@@ -34,10 +34,10 @@ type Sandboxes interface {
 // Point is one measurement.
 type Point struct {
 	At    time.Time
-	Guest api.GuestStats // CPUBusySeconds and UptimeSeconds are those of the time that the point stands for alone
+	Guest api.GuestStats // CPUBusySeconds and UptimeSeconds are differences to the point before
 }
 
-// CPUPercent is how busy the guest's processors were, all of them together being 100.
+// CPUPercent returns how busy the guest's processors were; 100 means that all of them were always busy.
 func (p Point) CPUPercent() float64 {
 	if p.Guest.UptimeSeconds <= 0 || p.Guest.CPUs <= 0 {
 		return 0
@@ -45,7 +45,7 @@ func (p Point) CPUPercent() float64 {
 	return 100 * p.Guest.CPUBusySeconds / p.Guest.UptimeSeconds / float64(p.Guest.CPUs)
 }
 
-// Delta is the measurement of the time between two looks into one guest; false if it lives another life since.
+// Delta returns the point between two measurements of a guest. It returns false if the guest was restarted in between.
 func Delta(at time.Time, before, now api.GuestStats) (Point, bool) {
 	if now.UptimeSeconds < before.UptimeSeconds {
 		return Point{}, false
@@ -55,7 +55,7 @@ func Delta(at time.Time, before, now api.GuestStats) (Point, bool) {
 	return Point{At: at, Guest: now}, true
 }
 
-// History is what was measured lately. Make one with New; Run samples for it.
+// History is the recent history of sandboxes. Make it with New; Run takes samples.
 type History struct {
 	sandboxes Sandboxes
 
@@ -63,11 +63,11 @@ type History struct {
 	series map[api.SandboxID]*series // guarded by mu
 }
 
-// series are the measurements of one sandbox.
+// series is the history of one sandbox.
 type series struct {
-	principal auth.Principal // asked last
-	requested time.Time
-	last      *api.GuestStats // what the guest said at the last sample
+	principal auth.Principal  // caller of the last request
+	requested time.Time       // time of the last request
+	last      *api.GuestStats // last sample
 	points    []Point         // oldest first
 	memory    memoryIntegral
 }
@@ -77,7 +77,7 @@ func New(sandboxes Sandboxes) *History {
 	return &History{sandboxes: sandboxes, series: map[api.SandboxID]*series{}}
 }
 
-// Record notes a question at a time, and what was measured for it, if anything was.
+// Record records a request for the metrics of a sandbox and the points that were measured for it.
 func (h *History) Record(who auth.Principal, id api.SandboxID, now time.Time, points ...Point) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -87,7 +87,7 @@ func (h *History) Record(who auth.Principal, id api.SandboxID, now time.Time, po
 	}
 }
 
-// touch gives the series of a sandbox that somebody asks about. h.mu is held.
+// touch records a request and returns the series of the sandbox. h.mu is held.
 func (h *History) touch(who auth.Principal, id api.SandboxID, now time.Time) *series {
 	s := h.series[id]
 	if s == nil {
@@ -99,7 +99,7 @@ func (h *History) touch(who auth.Principal, id api.SandboxID, now time.Time) *se
 	return s
 }
 
-// evict forgets the sandbox that was not asked about for the longest time, if there are too many. h.mu is held.
+// evict removes the least recently requested series if the history is full. h.mu is held.
 func (h *History) evict() {
 	if len(h.series) < maxSeries {
 		return
@@ -113,7 +113,7 @@ func (h *History) evict() {
 	delete(h.series, oldest)
 }
 
-// add appends a measurement that is newer than all.
+// add appends a point unless it is older than the last one.
 func (s *series) add(p Point) {
 	if n := len(s.points); n > 0 && !p.At.After(s.points[n-1].At) {
 		return
@@ -124,8 +124,8 @@ func (s *series) add(p Point) {
 	s.points = append(s.points, p)
 }
 
-// addSample adds what was measured at a time. The use of processors is that since the sample before, so the first
-// only begins.
+// addSample adds a sample. A point needs the sample before, because its processor use is a difference: the first sample
+// makes no point.
 func (h *History) addSample(id api.SandboxID, now time.Time, u api.Usage) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -137,14 +137,14 @@ func (h *History) addSample(id api.SandboxID, now time.Time, u api.Usage) {
 	before := s.last
 	s.last = u.Guest
 	if u.Guest == nil || before == nil {
-		return // it does not run
+		return // the sandbox does not run, or this is the first sample
 	}
 	if p, ok := Delta(now, *before, *u.Guest); ok {
 		s.add(p)
 	}
 }
 
-// Points gives what is known of a sandbox, oldest first.
+// Points returns the points of a sandbox, oldest first.
 func (h *History) Points(id api.SandboxID) []Point {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -154,7 +154,8 @@ func (h *History) Points(id api.SandboxID) []Point {
 	return nil
 }
 
-// active gives who asked about which sandboxes lately, and forgets the points that nobody asked about for long.
+// active returns the recently requested sandboxes with their callers, and removes the points of sandboxes that were not
+// requested for long.
 func (h *History) active(now time.Time) map[api.SandboxID]auth.Principal {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -172,7 +173,7 @@ func (h *History) active(now time.Time) map[api.SandboxID]auth.Principal {
 	return out
 }
 
-// Run samples sandboxes that somebody asked about lately, until ctx ends.
+// Run samples recently requested sandboxes until ctx ends.
 func (h *History) Run(ctx context.Context) error {
 	tick := time.NewTicker(sampleEvery)
 	defer tick.Stop()
@@ -186,7 +187,7 @@ func (h *History) Run(ctx context.Context) error {
 	}
 }
 
-// sample measures all sandboxes that are due.
+// sample measures all recently requested sandboxes.
 func (h *History) sample(ctx context.Context) {
 	var all sync.WaitGroup
 	defer all.Wait()
@@ -195,7 +196,7 @@ func (h *History) sample(ctx context.Context) {
 		places <- struct{}{}
 		all.Go(func() {
 			defer func() { <-places }()
-			if u, err := h.sandboxes.Usage(ctx, who, id); err == nil { // else it ended, and is forgotten in time
+			if u, err := h.sandboxes.Usage(ctx, who, id); err == nil { // after an error the series expires
 				h.addSample(id, time.Now(), u)
 			}
 		})

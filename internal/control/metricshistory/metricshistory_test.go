@@ -14,17 +14,17 @@ import (
 	"github.com/pandastack/pandastack/internal/control/auth"
 )
 
-// fakeSandboxes are sandboxes whose guests are half busy, and counts how often they are asked.
+// fakeSandboxes has sandboxes whose guests are half busy, and counts their measurements.
 type fakeSandboxes struct {
 	began time.Time
 
 	mu      sync.Mutex
 	asked   map[api.SandboxID]int // guarded by mu
 	stopped bool                  // guarded by mu
-	hung    chan struct{}         // those called "hung" answer when it is closed
+	hung    chan struct{}         // sandboxes whose names begin with "hung" respond when it is closed
 }
 
-// queries tells how often a sandbox was asked, or all of them were.
+// queries returns how often one sandbox, and how often all of them, were measured.
 func (m *fakeSandboxes) queries(id api.SandboxID) (one, all int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -82,39 +82,39 @@ func TestHistory(t *testing.T) {
 		}
 		pass(time.Minute)
 		if _, n := boxes.queries(""); n != 0 {
-			t.Errorf("guests that nobody asked about were asked %d times", n)
+			t.Errorf("got %d measurements without a request, want 0", n)
 		}
 		ours := auth.Principal{Workspace: "ours"}
 		h.Record(ours, "one", time.Now(), Point{At: time.Now()})
 		h.Record(auth.Principal{Workspace: "gone"}, "two", time.Now(), Point{At: time.Now()})
 		asked := time.Now()
 		pass(time.Minute + time.Second)
-		// The first sample only begins; each after it tells of the time since the one before.
+		// The first sample makes no point; each later one makes a point for the time since the sample before.
 		all := between(asked, time.Now())
 		if len(all) != 12 || all[1].CPUPercent() != 50 || all[1].Guest.MemAvailableBytes != 40 ||
 			!all[11].At.After(all[10].At) {
-			t.Fatalf("%d measurements: %+v", len(all), all)
+			t.Fatalf("got %d points %+v, want 12 with 50 %% of the processors", len(all), all)
 		}
 		if part := between(asked.Add(20*time.Second), asked.Add(40*time.Second)); len(part) != 5 {
-			t.Errorf("%d of twenty seconds", len(part))
+			t.Errorf("got %d points in 20 seconds, want 5", len(part))
 		}
 		if none := between(began, asked.Add(-time.Second)); len(none) != 0 {
-			t.Errorf("before the first question: %v", none)
+			t.Errorf("got points %v before the first request, want none", none)
 		}
-		// While it rests nothing is added, and what it used before says nothing of after.
+		// A stopped sandbox adds no points, and the first sample afterwards makes none.
 		boxes.setStopped(true)
 		pass(20 * time.Second)
 		boxes.setStopped(false)
 		pass(10 * time.Second)
 		if more := between(asked, time.Now()); len(more) != 13 || more[12].CPUPercent() != 50 {
-			t.Errorf("after a rest %d measurements, the last %+v", len(more), more[len(more)-1])
+			t.Errorf("got %d points after a stop, the last %+v; want 13 with 50 %%", len(more), more[len(more)-1])
 		}
-		// Some time after the last question the guest is left alone, and later all is forgotten.
+		// Some time after the last request the sampling ends, and later the points are removed.
 		pass(sampleFor)
 		before, _ := boxes.queries("one")
 		pass(10 * time.Minute)
 		if now, _ := boxes.queries("one"); now != before || len(between(asked, time.Now())) == 0 {
-			t.Errorf("asked %d times, and %d before", now, before)
+			t.Errorf("got %d measurements long after the last request, want %d and the points kept", now, before)
 		}
 		pass(retention)
 		cancel()
@@ -122,12 +122,12 @@ func TestHistory(t *testing.T) {
 			t.Error(err)
 		}
 		if n := len(h.Points("one")); n != 0 {
-			t.Errorf("%d measurements are remembered", n)
+			t.Errorf("got %d points after the retention, want 0", n)
 		}
 	})
 }
 
-// TestHungGuests: guests that do not answer do not keep the others from being measured.
+// TestHungGuests has guests that do not respond: the others are measured.
 func TestHungGuests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		boxes := &fakeSandboxes{began: time.Now(), asked: map[api.SandboxID]int{}, hung: make(chan struct{})}
@@ -144,7 +144,7 @@ func TestHungGuests(t *testing.T) {
 		<-time.After(sampleEvery)
 		synctest.Wait()
 		if _, n := boxes.queries(""); n != 10 {
-			t.Errorf("%d guests were measured, want the 10 that answer", n)
+			t.Errorf("got %d measured guests, want the 10 that respond", n)
 		}
 		close(boxes.hung)
 		cancel()
@@ -154,8 +154,8 @@ func TestHungGuests(t *testing.T) {
 	})
 }
 
-// TestMemoryIntegral sums up memory over time: what is measured first holds for the time before, and another process
-// begins anew.
+// TestMemoryIntegral integrates memory over time: the first measurement counts for the time before it, and another
+// process begins a new integral.
 func TestMemoryIntegral(t *testing.T) {
 	h := New(&fakeSandboxes{})
 	at := time.Unix(1000, 0)
@@ -180,7 +180,7 @@ func TestMemoryIntegral(t *testing.T) {
 			api.Usage{PID: step.pid, UptimeSeconds: step.up.Seconds(), HostRSSBytes: step.rss},
 		)
 		if got != step.want {
-			t.Errorf("step %d: %v byte seconds, want %v", i, got, step.want)
+			t.Errorf("step %d: got %v byte seconds, want %v", i, got, step.want)
 		}
 	}
 }
@@ -193,9 +193,9 @@ func TestHistoryIsBounded(t *testing.T) {
 		h.Record(auth.Principal{}, "long", now, Point{At: now})
 	}
 	if got := h.Points("long"); len(got) != maxPoints || !got[0].At.Equal(at.Add(maxPoints*time.Second)) {
-		t.Errorf("%d measurements, the first of %v", len(got), got[0].At)
+		t.Errorf("got %d points, the first of %v; want the newest %d", len(got), got[0].At, maxPoints)
 	}
-	h.Record(auth.Principal{}, "long", at, Point{At: at}) // of before is not taken
+	h.Record(auth.Principal{}, "long", at, Point{At: at}) // a point of an earlier time is ignored
 	for i := range maxSeries {
 		h.Record(
 			auth.Principal{},
@@ -204,7 +204,8 @@ func TestHistoryIsBounded(t *testing.T) {
 			Point{At: at},
 		)
 	}
-	if _, there := h.series["long"]; there || len(h.series) != maxSeries {
-		t.Errorf("%d sandboxes are remembered, and the oldest question's %v", len(h.series), there)
+	if _, found := h.series["long"]; found || len(h.series) != maxSeries {
+		t.Errorf("got %d series, with the least recently requested %v; want %d without it",
+			len(h.series), found, maxSeries)
 	}
 }

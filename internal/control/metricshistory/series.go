@@ -11,16 +11,16 @@ import (
 	"github.com/pandastack/pandastack/internal/control/auth"
 )
 
-// measureFor is how long the use of processors is watched for a question.
+// measureFor is how long the processor use is measured for a request.
 const measureFor = 200 * time.Millisecond
 
-// steps are the lengths that series come in.
+// steps are the supported steps of series.
 var steps = map[string]time.Duration{"15s": 15 * time.Second, "1m": time.Minute, "5m": 5 * time.Minute, "1h": time.Hour}
 
-// defaultSpan is how far back a series reaches that is not told.
+// defaultSpan is the length of a series without a start.
 const defaultSpan = time.Hour
 
-// HostUsage tells what a sandbox has taken of its host since its machine started or woke. It is a question.
+// HostUsage returns the host resources that a sandbox has used since it was started or woken. It counts as a request.
 func (h *History) HostUsage(ctx context.Context, p auth.Principal, id api.SandboxID) (api.HostUsage, error) {
 	u, err := h.sandboxes.Usage(ctx, p, id)
 	if err != nil {
@@ -35,9 +35,10 @@ func (h *History) HostUsage(ctx context.Context, p auth.Principal, id api.Sandbo
 	}, nil
 }
 
-// Series tells what was measured of a sandbox, by a query with from, to and step as the API has them; without an end
-// now is a part of it. It is a question, and takes as long as measuring does. api.Invalid names what is wrong in the
-// query.
+// Series returns the measurements of a sandbox in steps.
+//
+// The query has the parameters from, to and step of the API; without to the series ends now. Series counts as a request
+// and takes a measurement. An error with the code invalid names the wrong parameter.
 func (h *History) Series(ctx context.Context, p auth.Principal, id api.SandboxID, q url.Values) (api.Series, error) {
 	out := api.Series{SandboxID: id, Step: cmp.Or(q.Get("step"), "15s")}
 	step, ok := steps[out.Step]
@@ -63,7 +64,7 @@ func (h *History) Series(ctx context.Context, p auth.Principal, id api.SandboxID
 		from = to.Add(-defaultSpan)
 	}
 	if to.Before(from) {
-		return api.Series{}, api.Errorf(api.Invalid, "to: %s lies before from, %s", to.UTC().Format(time.RFC3339),
+		return api.Series{}, api.Errorf(api.Invalid, "to: %s is before from, %s", to.UTC().Format(time.RFC3339),
 			from.UTC().Format(time.RFC3339)).
 			With("field", "to")
 	}
@@ -73,7 +74,7 @@ func (h *History) Series(ctx context.Context, p auth.Principal, id api.SandboxID
 	return out, nil
 }
 
-// parseTime reads a time of the query; zero if there is none.
+// parseTime parses a time of the query. It returns the zero time if the query has none.
 func parseTime(q url.Values, name string) (time.Time, error) {
 	text := q.Get(name)
 	if text == "" {
@@ -93,7 +94,7 @@ func parseTime(q url.Values, name string) (time.Time, error) {
 // maxUnixSeconds is the end of the year 9999, in seconds since 1970.
 const maxUnixSeconds = 253402300799
 
-// measure looks at a sandbox for a short while and adds that to what is known of it. One that rests adds nothing.
+// measure measures a sandbox for a short while and records the point. A sandbox that does not run adds no point.
 func (h *History) measure(ctx context.Context, p auth.Principal, id api.SandboxID) error {
 	before, err := h.sandboxes.Usage(ctx, p, id)
 	if err != nil {
@@ -120,10 +121,10 @@ func (h *History) measure(ctx context.Context, p auth.Principal, id api.SandboxI
 	return nil
 }
 
-// downsample puts measurements of a time into steps.
+// downsample aggregates the points between from and to into steps.
 func downsample(points []Point, from, to time.Time, step time.Duration) []api.SeriesPoint {
 	out := []api.SeriesPoint{}
-	n := 0.0 // measurements of the last step
+	n := 0.0 // number of points in the last step
 	for _, p := range points {
 		if p.At.Before(from) || p.At.After(to) {
 			continue

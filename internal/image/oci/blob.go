@@ -14,27 +14,27 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 )
 
-// blob reads a blob of a registry and goes on where a connection was cut. It verifies nothing.
+// blob reads a blob of a registry and resumes after an interrupted connection. It verifies nothing.
 type blob struct {
-	ctx    context.Context //nolint:containedctx // a reader lives as long as the call that made it
+	ctx    context.Context //nolint:containedctx // the reader is used only during the call that made it
 	client *http.Client
 	url    string
 	size   int64
 	at     int64
 	body   io.ReadCloser
-	idle   *time.Timer // ends the connection when nothing came for long
+	idle   *time.Timer // ends a stalled connection
 	cancel context.CancelCauseFunc
-	fails  int // in a row, without a byte between
-	total  int
+	fails  int // interruptions in a row, without a byte between them
+	total  int // interruptions
 	limit  int
 	wait   time.Duration
 	stall  time.Duration
 }
 
-// maxConnections bounds the connections of one blob, for a registry that sends a byte on each.
+// maxConnections bounds the connections of one blob, in case a registry sends one byte on each.
 const maxConnections = 1000
 
-// client is an HTTP client with the credentials of a repository.
+// client returns an HTTP client with the credentials of a repository.
 func (p *Puller) client(ctx context.Context, repo name.Repository) (*http.Client, error) {
 	t, err := transport.NewWithContext(
 		ctx,
@@ -62,7 +62,7 @@ func (p *Puller) newBlob(ctx context.Context, client *http.Client, repo name.Rep
 	}
 }
 
-// Read reads on. It answers io.EOF after size bytes exactly.
+// Read implements io.Reader. It returns io.EOF after exactly size bytes.
 func (b *blob) Read(into []byte) (int, error) {
 	for {
 		if b.at == b.size {
@@ -89,7 +89,7 @@ func (b *blob) Read(into []byte) (int, error) {
 	}
 }
 
-// Close ends the connection. A blob may be read on afterwards.
+// Close ends the connection. Read may be called afterwards and opens another one.
 func (b *blob) Close() error {
 	if b.body == nil {
 		return nil
@@ -98,18 +98,18 @@ func (b *blob) Close() error {
 	b.body = nil
 	b.idle.Stop()
 	b.cancel(nil)
-	_ = body.Close() // what matters of it was read or will be fetched again
+	_ = body.Close() // the needed bytes were read, or are fetched again
 	return nil
 }
 
-// backoff waits before the next attempt after err, or answers that there is none.
+// backoff waits before the next attempt after err, or returns an error if there is none.
 func (b *blob) backoff(err error) error {
 	if cause := context.Cause(b.ctx); cause != nil {
 		return cause
 	}
 	b.total++
 	if b.fails++; b.fails > b.limit || b.total > maxConnections {
-		return fmt.Errorf("%w: the connection was cut after %d of %d bytes: %w", ErrUnavailable, b.at, b.size, err)
+		return fmt.Errorf("%w: interrupted after %d of %d bytes: %w", ErrUnavailable, b.at, b.size, err)
 	}
 	timer := time.NewTimer(b.wait << min(b.fails-1, 6))
 	defer timer.Stop()
@@ -121,7 +121,7 @@ func (b *blob) backoff(err error) error {
 	}
 }
 
-// open asks for the rest of the blob, again and again as long as the registry may yet answer.
+// open requests the rest of the blob, and repeats requests that may succeed later.
 func (b *blob) open() error {
 	for {
 		err := b.request()
@@ -137,12 +137,13 @@ func (b *blob) open() error {
 	}
 }
 
-// finalError is an answer that will not change.
+// finalError is an error that another request would return again.
 type finalError struct{ error }
 
+// Unwrap implements the interface of package errors.
 func (e *finalError) Unwrap() error { return e.error }
 
-var errStalled = errors.New("nothing came for too long")
+var errStalled = errors.New("the connection stalled")
 
 func (b *blob) request() (err error) {
 	ctx, cancel := context.WithCancelCause(b.ctx)
@@ -170,20 +171,20 @@ func (b *blob) request() (err error) {
 	switch {
 	case resp.StatusCode == http.StatusPartialContent && b.at > 0:
 		if !strings.HasPrefix(resp.Header.Get("Content-Range"), "bytes "+strconv.FormatInt(b.at, 10)+"-") {
-			err = &finalError{fmt.Errorf("%w: it answered another range than asked for", ErrUnavailable)}
+			err = &finalError{fmt.Errorf("%w: the registry sent another range than requested", ErrUnavailable)}
 		}
 	case resp.StatusCode == http.StatusOK:
-		skip = b.at // a registry without ranges begins anew
+		skip = b.at // a registry without range requests sends the whole blob
 	case resp.StatusCode == http.StatusTooManyRequests || resp.StatusCode >= 500:
-		err = fmt.Errorf("%w: it answered %s", ErrUnavailable, resp.Status)
+		err = fmt.Errorf("%w: status %s", ErrUnavailable, resp.Status)
 	default:
-		err = &finalError{fmt.Errorf("%w: it answered %s", statusError(resp.StatusCode), resp.Status)}
+		err = &finalError{fmt.Errorf("%w: status %s", statusError(resp.StatusCode), resp.Status)}
 	}
 	if err == nil && skip > 0 {
 		_, err = io.CopyN(io.Discard, resp.Body, skip)
 	}
 	if err != nil {
-		_ = resp.Body.Close() // nothing of it is used
+		_ = resp.Body.Close() // the body is not used
 		return err
 	}
 	b.body, b.idle, b.cancel = resp.Body, idle, cancel

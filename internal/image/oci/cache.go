@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// sharedBudget is what an image may still have, shared by layers that are unpacked at once.
+// sharedBudget is the rest of the limits of an image, shared by layers that are unpacked concurrently.
 type sharedBudget struct {
 	mu  sync.Mutex
 	all budget
@@ -22,49 +22,49 @@ func newBudgets(l Limits) *sharedBudget {
 	return &sharedBudget{all: budget{entries: int64(l.MaxEntries), bytes: l.MaxBytes}}
 }
 
-// remaining gives all that is left: a layer alone may have it all, and settle sees what it has used.
+// remaining returns the whole rest: one layer may use all of it, and charge subtracts what it has used.
 func (b *sharedBudget) remaining() budget {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.all
 }
 
-// charge counts what a layer used of the budget it took, given less rest.
+// charge subtracts what a layer has used: given minus rest.
 func (b *sharedBudget) charge(rest, given budget) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.all.entries -= given.entries - rest.entries
 	b.all.bytes -= given.bytes - rest.bytes
 	if b.all.entries < 0 || b.all.bytes < 0 {
-		return fmt.Errorf("%w: its layers together have too many entries or bytes", ErrTooLarge)
+		return fmt.Errorf("%w: the layers together have too many entries or bytes", ErrTooLarge)
 	}
 	return nil
 }
 
-// touch marks a kept layer as used.
+// touch marks a cached layer as used.
 func touch(path string) error {
 	now := time.Now()
 	if err := os.Chtimes(path, now, now); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("mark kept layer: %w", err)
+		return fmt.Errorf("mark cached layer: %w", err)
 	}
 	return nil
 }
 
-// prune removes kept layers, least recently used first, until the rest is within CacheBytes.
+// prune removes cached layers, least recently used first, until the rest is within CacheBytes.
 func (p *Puller) prune() error {
 	if p.opt.CacheBytes == 0 {
 		return nil
 	}
 	names, err := os.ReadDir(p.opt.Dir)
 	if err != nil {
-		return fmt.Errorf("prune kept layers: %w", err)
+		return fmt.Errorf("prune cached layers: %w", err)
 	}
 	var files []os.FileInfo
 	var total int64
 	for _, d := range names {
 		info, err := d.Info()
 		if err != nil || !strings.HasPrefix(d.Name(), "sha256-") {
-			continue // a download under way, or gone by now
+			continue // a download in progress, or removed meanwhile
 		}
 		files = append(files, info)
 		total += info.Size()
@@ -78,14 +78,14 @@ func (p *Puller) prune() error {
 			return nil
 		}
 		if err := os.Remove(filepath.Join(p.opt.Dir, f.Name())); err != nil && !errors.Is(err, os.ErrNotExist) {
-			return fmt.Errorf("prune kept layers: %w", err)
+			return fmt.Errorf("prune cached layers: %w", err)
 		}
 		total -= f.Size()
 	}
 	return nil
 }
 
-// Clean removes what a process that was killed left in the directory. No Puller may use it meanwhile.
+// Clean removes partial downloads of a killed process from the directory. No Puller may use it meanwhile.
 func Clean(dir string) error {
 	parts, err := filepath.Glob(filepath.Join(dir, "part-*"))
 	if err != nil {

@@ -14,16 +14,16 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// maxConcurrent is how many layers are fetched at the same time: one waits for the network while one unpacks.
+// maxConcurrent is how many layers are fetched at a time: one waits for the network while another is unpacked.
 const maxConcurrent = 2
 
-// Report says what Flatten wrote.
+// Report is the result of Flatten.
 type Report struct {
-	Entries int   // files, directories and links
-	Bytes   int64 // content of files
+	Entries int   // number of files, directories and links
+	Bytes   int64 // size of all files
 }
 
-// Flatten writes the files of img as one tar stream. Nothing is written before all layers are verified.
+// Flatten writes the files of img as one tar stream. It writes nothing before all layers are verified.
 func (p *Puller) Flatten(ctx context.Context, img *Image, w io.Writer) (report Report, err error) {
 	fail := func(err error) error { return fmt.Errorf("flatten image %s: %w", img.Ref, err) }
 	layers, err := p.fetch(ctx, img)
@@ -57,7 +57,7 @@ func closeAll(layers []*unpacked) error {
 	return all
 }
 
-// fetch gives all layers, verified. Those it has are answered with an error, too.
+// fetch returns all layers, verified. On an error it also returns the layers that it has, for the caller to close.
 func (p *Puller) fetch(ctx context.Context, img *Image) ([]*unpacked, error) {
 	layers := make([]*unpacked, len(img.Layers))
 	left := newBudgets(p.opt.Limits)
@@ -74,7 +74,7 @@ func (p *Puller) fetch(ctx context.Context, img *Image) ([]*unpacked, error) {
 				err = left.charge(rest, given)
 			}
 			if cause := context.Cause(ctx); err != nil && cause != nil {
-				err = cause // whatever a layer that was stopped looked like
+				err = cause // an interrupted layer may look corrupt
 			}
 			if err != nil {
 				return fmt.Errorf("layer %d: %w", i, err)
@@ -130,17 +130,17 @@ func (t *tree) write(ctx context.Context, layers []*unpacked, w io.Writer) (repo
 	return report, out.Close()
 }
 
-// plainWriter hides all but Write, so that a copy uses the buffer it is given.
+// plainWriter hides all methods but Write, so that io.CopyBuffer uses its buffer.
 type plainWriter struct{ io.Writer }
 
-// openCached gives the layer l out of the file at path, verified anew; nothing if it is not there. A file that
-// does not hold it is removed.
+// openCached verifies and returns the layer l from the file at path, or nil if the file does not exist. It removes a
+// file that does not contain the layer.
 func (p *Puller) openCached(ctx context.Context, path string, l Layer, left *budget) (*unpacked, error) {
 	f, err := os.Open(path)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, nil
 	} else if err != nil {
-		return nil, fmt.Errorf("open kept layer: %w", err)
+		return nil, fmt.Errorf("open cached layer: %w", err)
 	}
 	stream := newHashReader(
 		&budgetReader{r: contextReader{ctx, bufio.NewReaderSize(f, 1<<20)}, budget: left, layer: p.opt.Limits.MaxBytes},
@@ -158,12 +158,13 @@ func (p *Puller) openCached(ctx context.Context, path string, l Layer, left *bud
 	return nil, errors.Join(f.Close(), os.Remove(path))
 }
 
-// contextReader ends a reader with its context.
+// contextReader fails when its context has ended.
 type contextReader struct {
-	ctx context.Context //nolint:containedctx // a reader lives as long as the call that made it
+	ctx context.Context //nolint:containedctx // the reader is used only during the call that made it
 	r   io.Reader
 }
 
+// Read implements io.Reader.
 func (c contextReader) Read(p []byte) (int, error) {
 	if err := context.Cause(c.ctx); err != nil {
 		return 0, err

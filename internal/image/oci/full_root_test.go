@@ -17,8 +17,8 @@ import (
 	"github.com/pandastack/pandastack/internal/image/oci"
 )
 
-// TestDiskFull pulls into a directory with too little space, with and without a cache: a clear error, and what was
-// kept before is as it was.
+// TestDiskFull pulls into a directory with too little space, with and without a cache. The error is ENOSPC, and cached
+// layers stay intact.
 func TestDiskFull(t *testing.T) {
 	probetest.Need(t, probe.Config{}, probe.Root)
 	s := newServer(t)
@@ -58,13 +58,13 @@ func pullIntoFull(t *testing.T, name string, p *oci.Puller, dir, small, large st
 	}
 	if _, err := p.Flatten(t.Context(), img, io.Discard); !errors.Is(err, unix.ENOSPC) ||
 		errors.Is(err, oci.ErrCorrupt) {
-		t.Errorf("%s: got %v", name, err)
+		t.Errorf("%s: got %v, want ENOSPC", name, err)
 	}
 	if after, err := flatten(t.Context(), p, small); err != nil || after != before {
-		t.Errorf("%s: got %q, %v after the disk was full", name, after, err)
+		t.Errorf("%s: got %q, %v after the disk was full; want %q", name, after, err, before)
 	}
 	names, err := os.ReadDir(dir)
 	if err != nil || len(names) > 1 {
-		t.Errorf("%s: got %v, %v", name, names, err)
+		t.Errorf("%s: got files %v, %v; want at most one", name, names, err)
 	}
 }

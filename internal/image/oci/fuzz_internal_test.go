@@ -31,8 +31,8 @@ func fuzzSeed(f *testing.F, headers ...tar.Header) []byte {
 	return b.Bytes()
 }
 
-// FuzzLayers flattens two layers of any bytes and reads the result: every name is clean and new, every name below
-// a directory, and the target of every hard link stands before it.
+// FuzzLayers flattens two layers of arbitrary bytes and reads the result: every name is clean, unique and below a
+// directory, and the target of every hard link comes before the link.
 func FuzzLayers(f *testing.F) {
 	f.Add(
 		fuzzSeed(
@@ -100,20 +100,20 @@ func checkStream(t *testing.T, r io.Reader) {
 		if err == io.EOF {
 			return
 		} else if err != nil {
-			t.Fatalf("wrote what cannot be read: %v", err)
+			t.Fatalf("the written stream cannot be read: %v", err)
 		}
 		name := strings.TrimSuffix(h.Name, "/")
 		if name == "." {
 			continue
 		}
 		if path.Clean("/"+name) != "/"+name || kinds[name] != 0 {
-			t.Fatalf("wrote the name %q", h.Name)
+			t.Fatalf("got the name %q, want a clean and unique one", h.Name)
 		}
 		if kinds[path.Dir(name)] != tar.TypeDir {
-			t.Fatalf("wrote %q below no directory", h.Name)
+			t.Fatalf("got %q before its directory", h.Name)
 		}
 		if h.Typeflag == tar.TypeLink && (kinds[h.Linkname] == 0 || kinds[h.Linkname] == tar.TypeDir) {
-			t.Fatalf("wrote %q as a link to %q", h.Name, h.Linkname)
+			t.Fatalf("got %q as a link to %q, want an earlier file", h.Name, h.Linkname)
 		}
 		kinds[name] = h.Typeflag
 	}

@@ -26,18 +26,18 @@ type record struct {
 	offset int64 // of the content in the file of the layer
 }
 
-// unpacked is a verified layer: its tar stream in a file, and what is in it.
+// unpacked is a verified layer: its tar stream in a file, and the entries of the stream.
 type unpacked struct {
 	file    *os.File
 	records []record
 }
 
-// budget is what is left for an image, shared by its layers.
+// budget is the rest of the limits of an image.
 type budget struct {
 	entries, bytes int64
 }
 
-// layer gives the layer l, from the cache or from the registry. The caller closes the file.
+// layer returns a layer of img from the cache or from the registry. The caller closes its file.
 func (p *Puller) layer(
 	ctx context.Context,
 	client func() (*http.Client, error),
@@ -61,7 +61,7 @@ func (p *Puller) layer(
 	}
 	part, err := os.CreateTemp(p.opt.Dir, "part-*")
 	if err != nil {
-		return nil, fmt.Errorf("keep layer: %w", err)
+		return nil, fmt.Errorf("write layer: %w", err)
 	}
 	drop := func(err error) (*unpacked, error) { return nil, errors.Join(err, part.Close(), os.Remove(part.Name())) }
 	body := p.newBlob(ctx, hc, img.repository, l)
@@ -75,19 +75,19 @@ func (p *Puller) layer(
 		return drop(err)
 	}
 	if p.opt.CacheBytes == 0 {
-		// The open file is all that is needed of it.
+		// Only the open file is needed.
 		if err := os.Remove(part.Name()); err != nil {
-			return drop(fmt.Errorf("keep layer: %w", err))
+			return drop(fmt.Errorf("write layer: %w", err))
 		}
 		return u, nil
 	}
 	if err := os.Rename(part.Name(), path); err != nil {
-		return drop(fmt.Errorf("keep layer: %w", err))
+		return drop(fmt.Errorf("write layer: %w", err))
 	}
 	return u, nil
 }
 
-// unpack verifies and unpacks a blob into part, and lists what is in it.
+// unpack verifies a blob, decompresses it into part, and lists the entries of its tar stream.
 func (p *Puller) unpack(r io.Reader, l Layer, part *os.File, left *budget) (*unpacked, error) {
 	blobSum := newHashReader(r)
 	in := bufio.NewReaderSize(blobSum, 256<<10)
@@ -102,25 +102,25 @@ func (p *Puller) unpack(r io.Reader, l Layer, part *os.File, left *budget) (*unp
 	stream.copy = out
 	records, err := index(stream, left)
 	if err == nil {
-		_, err = io.Copy(io.Discard, in) // what stands behind the compressed stream is of the blob, too
+		_, err = io.Copy(io.Discard, in) // bytes behind the compressed stream belong to the blob, too
 	}
 	switch {
 	case stream.failed != nil:
-		return nil, fmt.Errorf("keep layer: %w", stream.failed)
+		return nil, fmt.Errorf("write layer: %w", stream.failed)
 	case err != nil:
 		return nil, wrapCorrupt(err)
 	case blobSum.n != l.Size || blobSum.String() != l.Digest:
-		return nil, fmt.Errorf("%w: the blob %s is %s, of %d bytes", ErrCorrupt, l.Digest, blobSum, blobSum.n)
+		return nil, fmt.Errorf("%w: blob %s has digest %s and %d bytes", ErrCorrupt, l.Digest, blobSum, blobSum.n)
 	case stream.String() != l.DiffID:
-		return nil, fmt.Errorf("%w: the layer %s unpacked is %s, not %s", ErrCorrupt, l.Digest, stream, l.DiffID)
+		return nil, fmt.Errorf("%w: layer %s has DiffID %s, not %s", ErrCorrupt, l.Digest, stream, l.DiffID)
 	}
 	if err := out.Flush(); err != nil {
-		return nil, fmt.Errorf("keep layer: %w", err)
+		return nil, fmt.Errorf("write layer: %w", err)
 	}
 	return &unpacked{part, records}, nil
 }
 
-// index lists the entries of a tar stream, to its very end.
+// index lists the entries of a tar stream and reads it to its end.
 func index(stream *hashReader, left *budget) ([]record, error) {
 	var all []record
 	t := tar.NewReader(stream)
@@ -133,7 +133,7 @@ func index(stream *hashReader, left *budget) ([]record, error) {
 			return nil, err
 		}
 		if left.entries--; left.entries < 0 {
-			return nil, fmt.Errorf("%w: it has too many entries", ErrTooLarge)
+			return nil, fmt.Errorf("%w: too many entries", ErrTooLarge)
 		}
 		if err := checkHeader(h); err != nil {
 			return nil, err
@@ -142,11 +142,11 @@ func index(stream *hashReader, left *budget) ([]record, error) {
 	}
 }
 
-// checkHeader refuses entries that no layer of an image has.
+// checkHeader refuses entries that a valid layer cannot have.
 func checkHeader(h *tar.Header) error {
 	if h.Typeflag == tar.TypeGNUSparse || h.PAXRecords["GNU.sparse.major"] != "" ||
 		h.PAXRecords["GNU.sparse.map"] != "" {
-		return fmt.Errorf("%w: %.100q is a sparse file in the archive", ErrCorrupt, h.Name)
+		return fmt.Errorf("%w: %.100q is a sparse file", ErrCorrupt, h.Name)
 	}
 	switch h.Typeflag {
 	case tar.TypeReg,
@@ -158,20 +158,20 @@ func checkHeader(h *tar.Header) error {
 		tar.TypeFifo,
 		tar.TypeXGlobalHeader:
 	default:
-		return fmt.Errorf("%w: %.100q is of the unknown kind %q", ErrCorrupt, h.Name, h.Typeflag)
+		return fmt.Errorf("%w: %.100q has the unknown type %q", ErrCorrupt, h.Name, h.Typeflag)
 	}
 	if len(h.Name) > 4096 || len(h.Linkname) > 4095 || strings.Contains(h.Name+h.Linkname, "\x00") {
-		return fmt.Errorf("%w: %.100q is no path", ErrCorrupt, h.Name)
+		return fmt.Errorf("%w: %.100q is not a path", ErrCorrupt, h.Name)
 	}
 	if h.Uid < 0 || h.Uid > math.MaxUint32 || h.Gid < 0 || h.Gid > math.MaxUint32 {
-		return fmt.Errorf("%w: %.100q belongs to %d:%d", ErrCorrupt, h.Name, h.Uid, h.Gid)
+		return fmt.Errorf("%w: %.100q has the invalid owner %d:%d", ErrCorrupt, h.Name, h.Uid, h.Gid)
 	}
 	return nil
 }
 
 const xattrPrefix = "SCHILY.xattr."
 
-// trimHeader keeps of a header what a flattened image has.
+// trimHeader returns a header with the fields that a flattened image keeps.
 func trimHeader(h *tar.Header) *tar.Header {
 	out := &tar.Header{Typeflag: h.Typeflag, Name: h.Name, Linkname: h.Linkname, Size: h.Size, Mode: h.Mode & 0o7777,
 		Uid: h.Uid, Gid: h.Gid, ModTime: h.ModTime, Devmajor: h.Devmajor, Devminor: h.Devminor, Format: tar.FormatPAX}
@@ -186,6 +186,7 @@ func trimHeader(h *tar.Header) *tar.Header {
 	return out
 }
 
+// wrapCorrupt returns err as ErrCorrupt unless it is another error of this package or of a context.
 func wrapCorrupt(err error) error {
 	for _, known := range []error{ErrTooLarge, ErrUnavailable, ErrReference, ErrDenied, ErrNotFound, ErrCorrupt,
 		context.Canceled, context.DeadlineExceeded} {
@@ -196,7 +197,7 @@ func wrapCorrupt(err error) error {
 	return fmt.Errorf("%w: %w", ErrCorrupt, err)
 }
 
-// decompress gives the tar stream in r, by its first bytes.
+// decompress returns the tar stream in r, whose first bytes identify the compression.
 func decompress(r *bufio.Reader) (plain io.Reader, end func(), err error) {
 	head, err := r.Peek(4)
 	if err != nil && err != io.EOF {
@@ -216,17 +217,18 @@ func decompress(r *bufio.Reader) (plain io.Reader, end func(), err error) {
 	return r, func() {}, nil
 }
 
-// hashReader counts and hashes what is read through it, and copies it.
+// hashReader counts, hashes and copies the bytes that are read through it.
 type hashReader struct {
 	r      io.Reader
 	h      hash.Hash
 	n      int64
 	copy   io.Writer
-	failed error // of copy
+	failed error // error of copy
 }
 
 func newHashReader(r io.Reader) *hashReader { return &hashReader{r: r, h: sha256.New()} }
 
+// Read implements io.Reader.
 func (s *hashReader) Read(p []byte) (int, error) {
 	n, err := s.r.Read(p)
 	s.n += int64(n)
@@ -239,24 +241,26 @@ func (s *hashReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
+// String returns the digest of the bytes so far.
 func (s *hashReader) String() string { return "sha256:" + hex.EncodeToString(s.h.Sum(nil)) }
 
-// budgetReader fails, rather than ends, when the image or the layer becomes too large.
+// budgetReader returns an error, not io.EOF, when the image or the layer is too large.
 type budgetReader struct {
 	r      io.Reader
 	budget *budget
 	layer  int64
 }
 
+// Read implements io.Reader.
 func (b *budgetReader) Read(p []byte) (int, error) {
 	n, err := b.r.Read(p)
 	b.budget.bytes -= int64(n)
 	b.layer -= int64(n)
 	switch {
 	case b.budget.bytes < 0:
-		return n, fmt.Errorf("%w: unpacked it is larger than allowed", ErrTooLarge)
+		return n, fmt.Errorf("%w: the unpacked image exceeds the limit", ErrTooLarge)
 	case b.layer < 0:
-		return n, fmt.Errorf("%w: a layer unpacks to far more than it is", ErrTooLarge)
+		return n, fmt.Errorf("%w: the compression ratio of a layer exceeds the limit", ErrTooLarge)
 	}
 	return n, err
 }
@@ -268,13 +272,14 @@ func mulSaturated(a, b int64) int64 {
 	return a * b
 }
 
-// progress tells how much was read, every MiB.
+// progress reports the number of bytes read, at every MiB.
 type progress struct {
 	r              io.Reader
 	report         func(int64)
 	done, reported int64
 }
 
+// Read implements io.Reader.
 func (p *progress) Read(b []byte) (int, error) {
 	n, err := p.r.Read(b)
 	p.done += int64(n)

@@ -19,24 +19,24 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 )
 
-// What can be wrong with an image, its registry or the request. Errors of this package wrap one of them where they
-// are not those of the context or of the directory.
+// Errors that an image, its registry or the request causes. All errors of this package wrap one of them, except those
+// of contexts and of the directory.
 var (
 	ErrReference   = errors.New("bad image reference")
 	ErrNotFound    = errors.New("image not found")
 	ErrDenied      = errors.New("registry denied access")
 	ErrPlatform    = errors.New("image is for another platform")
 	ErrUnavailable = errors.New("registry unavailable")
-	ErrCorrupt     = errors.New("image is corrupt")   // digests that do not match, malformed manifests and layers
+	ErrCorrupt     = errors.New("image is corrupt")   // digest mismatch, malformed manifest or layer
 	ErrTooLarge    = errors.New("image is too large") // beyond Limits
 )
 
 // Limits bound an image. A zero field means the default.
 type Limits struct {
 	MaxLayers  int   // default 500
-	MaxEntries int   // entries of all layers together, default 1,000,000
-	MaxBytes   int64 // all layers uncompressed, default 32 GiB
-	MaxRatio   int64 // bytes of a layer over its compressed size, once it is larger than RatioFrom; default 300
+	MaxEntries int   // entries of all layers together; default 1,000,000
+	MaxBytes   int64 // uncompressed bytes of all layers together; default 32 GiB
+	MaxRatio   int64 // compression ratio of a layer larger than RatioFrom; default 300
 	RatioFrom  int64 // bytes; default 256 MiB
 }
 
@@ -59,25 +59,25 @@ func (l Limits) withDefaults() Limits {
 	return l
 }
 
-// Credentials of a registry: a user and password, or a token.
+// Credentials are the credentials of a registry: a user name and password, or a token.
 type Credentials struct {
 	Username, Password string
 	Token              string // bearer token
 }
 
-// Options of a Puller.
+// Options are the options of a Puller.
 type Options struct {
-	Dir         string // an existing directory for layers, of this Puller alone; required
-	CacheBytes  int64  // verified layers kept there, least recently used removed first; 0: none
+	Dir         string // existing directory for layers, which no other Puller uses; required
+	CacheBytes  int64  // limit of the verified layers kept there, least recently used removed first; 0: none
 	Credentials func(registry string) (Credentials, bool)
 	Insecure    []string // registries, "host:port", that may be reached over plain HTTP
-	Platform    string   // "linux/arm64/v8"; "": linux on this processor
+	Platform    string   // such as "linux/arm64/v8"; "": Linux on this processor
 	Limits      Limits
-	Transport   http.RoundTripper // nil: the environment's proxy, no link-local addresses
-	Retries     int               // connections cut in a row, without a byte between, that a layer survives; default 5
-	Wait        time.Duration     // before the first of them is tried again, doubled each time; default 500 ms
-	Stall       time.Duration     // without a byte, after which a connection counts as cut; default 60 s
-	// Progress, if not nil, is told the compressed bytes fetched so far of the given layer. It may be called at once.
+	Transport   http.RoundTripper // nil: the proxy of the environment, no link-local addresses
+	Retries     int               // interruptions without a byte between them that a layer survives; default 5
+	Wait        time.Duration     // pause before the first retry, doubled each time; default 500 ms
+	Stall       time.Duration     // time without a byte after which a connection counts as interrupted; default 60 s
+	// Progress, if not nil, receives the compressed bytes of a layer fetched so far. Calls may be concurrent.
 	Progress func(layer int, done, total int64)
 }
 
@@ -97,7 +97,7 @@ func New(opt Options) (*Puller, error) {
 	}
 	platform, err := v1.ParsePlatform(opt.Platform)
 	if err != nil || platform.OS == "" || platform.Architecture == "" {
-		return nil, fmt.Errorf("oci: %q is no platform", opt.Platform)
+		return nil, fmt.Errorf("oci: %q is not a platform: use os/architecture", opt.Platform)
 	}
 	opt.Limits = opt.Limits.withDefaults()
 	if opt.Retries == 0 {
@@ -115,8 +115,8 @@ func New(opt Options) (*Puller, error) {
 	return &Puller{opt, *platform}, nil
 }
 
-// newTransport reaches registries wherever they are but at link-local addresses, where clouds keep secrets: by
-// the addresses that names turn out to have, and by those that a proxy would be asked for.
+// newTransport returns a transport that refuses link-local addresses, where clouds serve secrets. It checks the
+// resolved addresses of names, and the literal addresses that it would request from a proxy.
 func newTransport() http.RoundTripper {
 	dialer := &net.Dialer{Timeout: 30 * time.Second, KeepAlive: 30 * time.Second,
 		Control: func(_, address string, _ syscall.RawConn) error {
@@ -134,17 +134,18 @@ func newTransport() http.RoundTripper {
 	}
 }
 
-// checkAddress refuses what no registry is at. A name is not an address yet.
+// checkAddress refuses addresses that no registry has. It accepts names.
 func checkAddress(host string) error {
 	if ip := net.ParseIP(host); ip != nil && (ip.IsLinkLocalUnicast() || ip.IsMulticast() || ip.IsUnspecified()) {
-		return fmt.Errorf("%w: %s is no address of a registry", ErrReference, host)
+		return fmt.Errorf("%w: %s is not the address of a registry", ErrReference, host)
 	}
 	return nil
 }
 
-// addressFilter refuses requests to addresses that no registry is at, redirected ones included.
+// addressFilter refuses requests, redirected ones included, to addresses that no registry has.
 type addressFilter struct{ http.RoundTripper }
 
+// RoundTrip implements http.RoundTripper.
 func (g addressFilter) RoundTrip(r *http.Request) (*http.Response, error) {
 	if err := checkAddress(r.URL.Hostname()); err != nil {
 		return nil, err
@@ -154,24 +155,24 @@ func (g addressFilter) RoundTrip(r *http.Request) (*http.Response, error) {
 
 // Layer is one layer of an image.
 type Layer struct {
-	Digest string // of the blob
-	DiffID string // of the tar stream in it
-	Size   int64  // of the blob, bytes
+	Digest string // digest of the blob
+	DiffID string // digest of the uncompressed tar stream
+	Size   int64  // bytes of the blob
 }
 
-// Image is a resolved image: everything about it but its files.
+// Image is a resolved image without its files.
 type Image struct {
-	Ref      string // with the digest of the manifest, so that it always means this image
-	Digest   string // of the manifest
+	Ref      string // reference with the digest of the manifest, so that it always means this image
+	Digest   string // digest of the manifest
 	Platform string
-	Config   v1.Config // environment, user, entry point and the like, as the image says
+	Config   v1.Config // environment, user, entry point and the like
 	Layers   []Layer   // lowest first
-	Bytes    int64     // of all blobs, compressed
+	Bytes    int64     // compressed bytes of all blobs
 
 	repository name.Repository
 }
 
-// Resolve finds the image of a reference for the platform of p and verifies its manifest and configuration.
+// Resolve finds the image of a reference for the platform of p. It verifies its manifest and configuration.
 func (p *Puller) Resolve(ctx context.Context, ref string) (*Image, error) {
 	parsed, err := p.parse(ref)
 	if err != nil {
@@ -186,7 +187,7 @@ func (p *Puller) Resolve(ctx context.Context, ref string) (*Image, error) {
 	if desc.MediaType.IsIndex() {
 		img, err = p.selectPlatform(desc)
 	} else if desc.MediaType.IsSchema1() {
-		err = fmt.Errorf("%w: its manifest is of the obsolete schema 1", ErrCorrupt)
+		err = fmt.Errorf("%w: the manifest has the obsolete schema 1", ErrCorrupt)
 	} else {
 		img, err = desc.Image()
 	}
@@ -200,7 +201,7 @@ func (p *Puller) Resolve(ctx context.Context, ref string) (*Image, error) {
 	return out, nil
 }
 
-// parse reads a reference and refuses plain HTTP that was not allowed.
+// parse parses a reference. It refuses plain HTTP unless the registry is in Options.Insecure.
 func (p *Puller) parse(ref string) (name.Reference, error) {
 	if len(ref) > 1024 {
 		return nil, fmt.Errorf("%w: longer than 1024 bytes", ErrReference)
@@ -214,7 +215,7 @@ func (p *Puller) parse(ref string) (name.Reference, error) {
 	case slices.Contains(p.opt.Insecure, registry):
 		parsed, err = name.ParseReference(ref, name.Insecure)
 	case parsed.Context().Scheme() != "https":
-		err = fmt.Errorf("registry %s would be reached over plain HTTP, which is not allowed for it", registry)
+		err = fmt.Errorf("registry %s uses plain HTTP: add it to the insecure registries", registry)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrReference, err)
@@ -245,7 +246,7 @@ func (p *Puller) auth(repo name.Repository) authn.Authenticator {
 	return authn.FromConfig(authn.AuthConfig{Username: c.Username, Password: c.Password, RegistryToken: c.Token})
 }
 
-// selectPlatform picks the image of an index for the platform.
+// selectPlatform returns the image of an index for the platform.
 func (p *Puller) selectPlatform(desc *remote.Descriptor) (v1.Image, error) {
 	index, err := desc.ImageIndex()
 	if err != nil {
@@ -268,10 +269,10 @@ func (p *Puller) selectPlatform(desc *remote.Descriptor) (v1.Image, error) {
 		}
 	}
 	slices.Sort(has)
-	return nil, fmt.Errorf("%w: it is there for %s, not for %s", ErrPlatform, strings.Join(has, ", "), p.platform)
+	return nil, fmt.Errorf("%w: it exists for %s, not for %s", ErrPlatform, strings.Join(has, ", "), p.platform)
 }
 
-// describe reads manifest and configuration, both verified by the library against their digests.
+// describe reads the manifest and the configuration. The library verifies both against their digests.
 func (p *Puller) describe(img v1.Image, ref name.Reference) (*Image, error) {
 	digest, err := img.Digest()
 	if err != nil {
@@ -283,7 +284,7 @@ func (p *Puller) describe(img v1.Image, ref name.Reference) (*Image, error) {
 	}
 	if !manifest.Config.MediaType.IsConfig() {
 		return nil, fmt.Errorf(
-			"%w: it is an artifact, not an image: its configuration is %.100q",
+			"%w: it is an artifact, not an image: its configuration has the type %.100q",
 			ErrCorrupt,
 			manifest.Config.MediaType,
 		)
@@ -309,7 +310,7 @@ func (p *Puller) describe(img v1.Image, ref name.Reference) (*Image, error) {
 	return out, p.layers(out, manifest, config)
 }
 
-// layers takes the layers of a manifest into img.
+// layers adds the layers of a manifest to img.
 func (p *Puller) layers(img *Image, manifest *v1.Manifest, config *v1.ConfigFile) error {
 	if len(manifest.Layers) != len(config.RootFS.DiffIDs) {
 		return fmt.Errorf(
@@ -342,7 +343,7 @@ func (p *Puller) layers(img *Image, manifest *v1.Manifest, config *v1.ConfigFile
 	return nil
 }
 
-// classify gives an error of the library one of the errors of this package.
+// classify wraps an error of the library in one of the errors of this package.
 func classify(ctx context.Context, err error) error {
 	if cause := context.Cause(ctx); cause != nil {
 		return cause
@@ -362,6 +363,7 @@ func classify(ctx context.Context, err error) error {
 	return fmt.Errorf("%w: %w", ErrCorrupt, err)
 }
 
+// statusError returns the error of this package for an HTTP status.
 func statusError(status int) error {
 	switch status {
 	case http.StatusNotFound:

@@ -34,8 +34,8 @@ type server struct {
 	*httptest.Server
 	host string
 	mu   sync.Mutex
-	hook func(w http.ResponseWriter, r *http.Request) http.ResponseWriter // nil answer: it has answered
-	gets int                                                              // of blobs
+	hook func(w http.ResponseWriter, r *http.Request) http.ResponseWriter // returns nil if it has responded itself
+	gets int                                                              // number of requests for blobs
 }
 
 func newServer(t *testing.T) *server {
@@ -73,7 +73,7 @@ func (s *server) blobGets() int {
 	return s.gets
 }
 
-// ent is an entry of a layer: a name and what it is.
+// ent is an entry of a layer.
 type ent struct {
 	name  string
 	typ   byte // 0: a file
@@ -181,7 +181,7 @@ func (s *server) puller(t testing.TB, change func(*oci.Options)) (*oci.Puller, s
 	return p, opt.Dir
 }
 
-// flatten pulls ref and lists its files, one a line.
+// flatten pulls ref and returns its files, one per line.
 func flatten(ctx context.Context, p *oci.Puller, ref string) (string, error) {
 	img, err := p.Resolve(ctx, ref)
 	if err != nil {
@@ -240,7 +240,7 @@ func assertEmpty(t *testing.T, dir string) {
 		t.Fatal(err)
 	}
 	if len(left) > 0 {
-		t.Errorf("left in the directory: %v", left)
+		t.Errorf("got files %v in the directory, want none", left)
 	}
 }
 
@@ -260,7 +260,8 @@ func TestFlatten(t *testing.T) {
 		{"plain", [][]ent{{{name: "etc/", typ: typeDir, uid: 5},
 			{name: "etc/x", data: "1", uid: 7, xattr: map[string]string{"user.a": "b"}},
 			{name: "null", typ: tar.TypeChar},
-			{name: "pipe", typ: tar.TypeFifo}}}, "etc/ 5 uid=5\netc/x 0 uid=7 1 SCHILY.xattr.user.a=b\nnull 3 1:3\npipe 6"},
+			{name: "pipe", typ: tar.TypeFifo}}},
+			"etc/ 5 uid=5\netc/x 0 uid=7 1 SCHILY.xattr.user.a=b\nnull 3 1:3\npipe 6"},
 		{"replaced", [][]ent{{{name: "a", data: "old"}}, {{name: "a", data: "new"}}}, "a 0 new"},
 		{"duplicate-in-layer", [][]ent{{{name: "a", data: "old"}, {name: "./a", data: "new"}}}, "a 0 new"},
 		{"whiteout", [][]ent{{{name: "a", data: "1"}, {name: "b", data: "2"}}, {{name: ".wh.a"}}}, "b 0 2"},
@@ -362,12 +363,12 @@ func TestBudgetCoversAllLayers(t *testing.T) {
 	ref := s.push(t, "sum:1", imageOf(t, "linux/amd64", layer("a"), layer("b"), layer("c")))
 	p, dir := s.puller(t, func(o *oci.Options) { o.Limits.MaxBytes = 2 << 20 })
 	if _, err := flatten(t.Context(), p, ref); !errors.Is(err, oci.ErrTooLarge) {
-		t.Errorf("got %v", err)
+		t.Errorf("got %v, want ErrTooLarge", err)
 	}
 	assertEmpty(t, dir)
 }
 
-// TestLayerOfHeaders: what describes files counts as much as what is in them.
+// TestLayerOfHeaders pulls a layer of headers without files: headers count like content.
 func TestLayerOfHeaders(t *testing.T) {
 	s := newServer(t)
 	var b bytes.Buffer
@@ -391,7 +392,7 @@ func TestLayerOfHeaders(t *testing.T) {
 	ref := s.push(t, "headers:1", img)
 	p, dir := s.puller(t, func(o *oci.Options) { o.Limits.MaxBytes = 1 << 20 })
 	if _, err := flatten(t.Context(), p, ref); !errors.Is(err, oci.ErrTooLarge) {
-		t.Errorf("%d bytes of headers: %v", b.Len(), err)
+		t.Errorf("%d bytes of headers: got %v, want ErrTooLarge", b.Len(), err)
 	}
 	assertEmpty(t, dir)
 }
@@ -418,7 +419,7 @@ func TestRatio(t *testing.T) {
 	ref := s.push(t, "bomb:1", img)
 	p, dir := s.puller(t, func(o *oci.Options) { o.Limits.RatioFrom = 1 << 20 })
 	if _, err := flatten(t.Context(), p, ref); !errors.Is(err, oci.ErrTooLarge) {
-		t.Errorf("got %v", err)
+		t.Errorf("got %v, want ErrTooLarge", err)
 	}
 	assertEmpty(t, dir)
 }
@@ -476,7 +477,7 @@ func TestPlatforms(t *testing.T) {
 				got = err.Error()
 			}
 			if !strings.Contains(got, row.want) {
-				t.Errorf("got %s", got)
+				t.Errorf("got %s, want %q in it", got, row.want)
 			}
 		})
 	}
@@ -497,12 +498,12 @@ func TestResolve(t *testing.T) {
 	}
 	if got.Digest != digest.String() || got.Ref != s.host+"/app@"+digest.String() || got.Platform != "linux/amd64" ||
 		len(got.Layers) != 1 || got.Bytes != got.Layers[0].Size || !slices.Equal(got.Config.Cmd, []string{"serve"}) {
-		t.Errorf("got %+v", got)
+		t.Errorf("got %+v, want the pushed image", got)
 	}
-	// The digest goes on meaning the image when the tag means another.
+	// The digest names the same image after the tag has moved.
 	s.push(t, "app:1", imageOf(t, "linux/amd64", tarOf(t, ent{name: "b", data: "2"})))
 	if files, err := flatten(t.Context(), p, got.Ref); err != nil || files != "a 0 1" {
-		t.Errorf("got %q, %v", files, err)
+		t.Errorf("got files %q, %v; want those of the first image", files, err)
 	}
 	for _, row := range []struct {
 		name, ref string
@@ -547,7 +548,7 @@ func TestCredentials(t *testing.T) {
 	}
 }
 
-// cutter is an answer that is cut off after some bytes.
+// cutter interrupts a response after a number of bytes.
 type cutter struct {
 	http.ResponseWriter
 	left int
@@ -564,7 +565,7 @@ func (c *cutter) Write(p []byte) (int, error) {
 	return c.ResponseWriter.Write(p)
 }
 
-// noise is data that does not compress.
+// noise returns n bytes that do not compress.
 func noise(n int) string {
 	var b strings.Builder
 	x := uint64(88172645463325252)
@@ -581,7 +582,7 @@ func isBlob(r *http.Request) bool {
 	return r.Method == http.MethodGet && strings.Contains(r.URL.Path, "/blobs/")
 }
 
-func TestCutConnections(t *testing.T) {
+func TestInterruptedConnections(t *testing.T) {
 	s := newServer(t)
 	data := noise(400 << 10)
 	img := imageOf(t, "linux/amd64", tarOf(t, ent{name: "a", data: data}))
@@ -594,7 +595,7 @@ func TestCutConnections(t *testing.T) {
 		want   error
 	}{
 		{"resumed", true, 30_000, true, nil},
-		{"begun-anew", false, 90_000, false, nil},
+		{"without-ranges", false, 90_000, false, nil},
 		{"never", true, 0, true, oci.ErrUnavailable},
 	} {
 		t.Run(row.name, func(t *testing.T) {
@@ -603,7 +604,7 @@ func TestCutConnections(t *testing.T) {
 			s.intercept(func(w http.ResponseWriter, r *http.Request) http.ResponseWriter {
 				mu.Lock()
 				defer mu.Unlock()
-				// The configuration is a blob, too: small enough to come whole.
+				// The configuration is a blob, too, and is not interrupted.
 				if !isBlob(r) || !strings.Contains(r.URL.Path, layerDigest(t, img)) {
 					return w
 				}
@@ -622,12 +623,12 @@ func TestCutConnections(t *testing.T) {
 				t.Fatalf("got %v, want %v", err, row.want)
 			}
 			if err == nil && got != "a 0 "+data[:20] {
-				t.Errorf("got %s", got)
+				t.Errorf("got %s, want the file of the image", got)
 			}
 			mu.Lock()
 			defer mu.Unlock()
 			if cuts == 0 {
-				t.Error("no connection was cut")
+				t.Error("got no interrupted connection, want at least one")
 			}
 			assertEmpty(t, dir)
 		})
@@ -663,7 +664,7 @@ func TestStalledConnection(t *testing.T) {
 		return nil
 	})
 	if _, err := p.Flatten(t.Context(), img, io.Discard); !errors.Is(err, oci.ErrUnavailable) {
-		t.Errorf("got %v", err)
+		t.Errorf("got %v, want ErrUnavailable", err)
 	}
 	assertEmpty(t, dir)
 }
@@ -676,7 +677,7 @@ func TestCanceled(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cause := errors.New("told to stop")
+	cause := errors.New("canceled by the test")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	s.intercept(func(w http.ResponseWriter, r *http.Request) http.ResponseWriter {
 		if !isBlob(r) {
@@ -687,7 +688,7 @@ func TestCanceled(t *testing.T) {
 		return nil
 	})
 	if _, err := p.Flatten(ctx, img, io.Discard); !errors.Is(err, cause) || errors.Is(err, oci.ErrCorrupt) {
-		t.Errorf("got %v", err)
+		t.Errorf("got %v, want the cause of the context", err)
 	}
 	assertEmpty(t, dir)
 }
@@ -705,12 +706,12 @@ func TestCorruptBlob(t *testing.T) {
 	})
 	p, dir := s.puller(t, func(o *oci.Options) { o.CacheBytes = 1 << 30 })
 	if _, err := flatten(t.Context(), p, ref); !errors.Is(err, oci.ErrCorrupt) {
-		t.Errorf("got %v", err)
+		t.Errorf("got %v, want ErrCorrupt", err)
 	}
 	assertEmpty(t, dir)
 }
 
-// flipper changes a bit of the header of a gzip stream that unpacks all the same: its time.
+// flipper flips a bit of the time in the header of a gzip stream, which still decompresses.
 type flipper struct {
 	http.ResponseWriter
 	at int
@@ -745,14 +746,14 @@ func TestCache(t *testing.T) {
 		t.Errorf("got %d blobs fetched, want configuration and two layers", gets)
 	}
 	if again, gets := pull(one); gets != 1 || again != first {
-		t.Errorf("got %d blobs fetched for an image that is there", gets)
+		t.Errorf("got %d blobs fetched for a cached image, want the configuration", gets)
 	}
 	if _, gets := pull(two); gets != 2 {
-		t.Errorf("got %d blobs fetched with one layer there", gets)
+		t.Errorf("got %d blobs fetched with one cached layer, want configuration and one layer", gets)
 	}
 	kept, err := filepath.Glob(filepath.Join(dir, "sha256-*"))
 	if err != nil || len(kept) != 3 {
-		t.Fatalf("got %v, %v", kept, err)
+		t.Fatalf("got cached layers %v, %v; want 3", kept, err)
 	}
 	for _, path := range kept {
 		if err := os.WriteFile(path, []byte("no layer"), 0o600); err != nil {
@@ -760,7 +761,7 @@ func TestCache(t *testing.T) {
 		}
 	}
 	if again, gets := pull(one); gets != 3 || again != first {
-		t.Errorf("got %d blobs fetched with damaged layers kept, files %q", gets, again)
+		t.Errorf("with damaged cached layers: got %d blobs fetched, files %q; want 3, files %q", gets, again, first)
 	}
 	small, dir := s.puller(t, func(o *oci.Options) { o.CacheBytes = 22_500 })
 	if _, err := flatten(t.Context(), small, one); err != nil {
@@ -768,19 +769,19 @@ func TestCache(t *testing.T) {
 	}
 	kept, err = filepath.Glob(filepath.Join(dir, "*"))
 	if err != nil || len(kept) != 1 {
-		t.Errorf("got %v, %v kept in 22500 bytes", kept, err)
+		t.Errorf("got %v, %v cached in 22500 bytes; want one layer", kept, err)
 	}
 }
 
-func TestDirectoryGone(t *testing.T) {
+func TestMissingDirectory(t *testing.T) {
 	s := newServer(t)
 	ref := s.push(t, "app:1", imageOf(t, "linux/amd64", tarOf(t, ent{name: "a", data: "1"})))
 	p, dir := s.puller(t, func(o *oci.Options) { o.Dir = filepath.Join(t.TempDir(), "none") })
 	if _, err := flatten(t.Context(), p, ref); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("got %v", err)
+		t.Errorf("got %v, want ErrNotExist", err)
 	}
 	if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("the directory was made: %v", err)
+		t.Errorf("Stat of the directory: got %v, want ErrNotExist", err)
 	}
 }
 
@@ -790,7 +791,7 @@ func TestLinkLocalAddresses(t *testing.T) {
 	p, _ := s.puller(t, func(o *oci.Options) { o.Insecure = append(o.Insecure, "169.254.169.254", "[fe80::1]:80") })
 	for _, bad := range []string{"169.254.169.254/latest/meta-data:1", "[fe80::1]:80/x:1"} {
 		if _, err := p.Resolve(t.Context(), bad); !errors.Is(err, oci.ErrReference) {
-			t.Errorf("%s: got %v", bad, err)
+			t.Errorf("Resolve(%s): got %v, want ErrReference", bad, err)
 		}
 	}
 	img, err := p.Resolve(t.Context(), ref)
@@ -805,7 +806,7 @@ func TestLinkLocalAddresses(t *testing.T) {
 		return nil
 	})
 	if _, err := p.Flatten(t.Context(), img, io.Discard); !errors.Is(err, oci.ErrReference) {
-		t.Errorf("got %v for a redirection", err)
+		t.Errorf("a redirection to a link-local address: got %v, want ErrReference", err)
 	}
 }
 
@@ -821,6 +822,6 @@ func TestClean(t *testing.T) {
 	}
 	left, err := os.ReadDir(dir)
 	if err != nil || len(left) != 1 || left[0].Name() != "sha256-x" {
-		t.Errorf("got %v, %v", left, err)
+		t.Errorf("got %v, %v; want sha256-x", left, err)
 	}
 }

@@ -12,9 +12,9 @@ import (
 // inode is a file of the merged tree; hard links are several nodes with one inode.
 type inode struct {
 	header *tar.Header
-	layer  int    // whose file holds the content
-	offset int64  // of the content
-	first  string // the name it was written under, "" before
+	layer  int    // index of the layer with the content
+	offset int64  // offset of the content in the file of the layer
+	first  string // first name that was written; "" before
 }
 
 // node is a name in the merged tree.
@@ -28,34 +28,34 @@ type node struct {
 func (n *node) isDir() bool  { return n.inode.header.Typeflag == tar.TypeDir }
 func (n *node) isLink() bool { return n.inode.header.Typeflag == tar.TypeSymlink }
 
-// tree is a file system made of layers. It holds headers, no contents.
+// tree is a file system made of layers. It has headers and no contents.
 type tree struct {
 	root *node
-	left int // names that may yet be put into it
+	left int // number of names that may still be added
 }
 
-// newTree is an empty tree for at most limit names, counting those that a later layer replaces.
+// newTree returns an empty tree for at most limit names, replaced ones included.
 func newTree(limit int) *tree {
 	return &tree{root: &node{inode: &inode{header: directory()}, children: map[string]*node{}}, left: limit}
 }
 
-// directory is the header of one that no layer describes.
+// directory returns the header of a directory that no layer describes.
 func directory() *tar.Header {
 	return &tar.Header{Typeflag: tar.TypeDir, Mode: 0o755, Format: tar.FormatPAX}
 }
 
-// maxDepth bounds how deep a name lies below the root.
+// maxDepth bounds the depth of a name below the root.
 const maxDepth = 512
 
 const (
 	whiteout = ".wh."
 	opaque   = ".wh..wh..opq"
-	reserved = ".wh..wh." // names of the file system that the format comes from
+	reserved = ".wh..wh." // internal names of AUFS, from which the format comes
 )
 
 var errEscape = errors.New("leaves the image")
 
-// apply puts a layer on the tree: first what it takes away of the layers below, then what it brings.
+// apply applies a layer: first its whiteouts, which remove entries of the layers below, then its entries.
 func (t *tree) apply(layer int, records []record) error {
 	for _, r := range records {
 		dir, base, err := split(r.header.Name)
@@ -75,20 +75,20 @@ func (t *tree) apply(layer int, records []record) error {
 			return fmt.Errorf("%w: %.100q %w", ErrCorrupt, r.header.Name, err)
 		}
 		if t.left < 0 {
-			return fmt.Errorf("%w: it has too many entries", ErrTooLarge)
+			return fmt.Errorf("%w: too many entries", ErrTooLarge)
 		}
 	}
 	return nil
 }
 
-// split cleans a name and takes it apart. The base of the root is "".
+// split cleans a name and splits it into directory and base. The base of the root is "".
 func split(name string) (dir, base string, err error) {
 	parts := strings.Split(name, "/")
 	if slices.Contains(parts, "..") {
 		return "", "", errEscape
 	}
 	if len(parts) > maxDepth {
-		return "", "", errors.New("lies too deep")
+		return "", "", errors.New("is too deep")
 	}
 	for _, p := range parts {
 		if len(p) > 255 {
@@ -99,11 +99,11 @@ func split(name string) (dir, base string, err error) {
 	return dir, base, nil
 }
 
-// whiteout removes what a whiteout names.
+// whiteout removes the entries that a whiteout names.
 func (t *tree) whiteout(dir, base string) error {
 	at, err := t.find(dir)
 	if err != nil || at == nil || !at.isDir() {
-		return err // there is nothing to take away
+		return err // the layers below have no such directory
 	}
 	switch {
 	case base == opaque:
@@ -112,18 +112,18 @@ func (t *tree) whiteout(dir, base string) error {
 	default:
 		name := strings.TrimPrefix(base, whiteout)
 		if name == "" || name == "." || name == ".." {
-			return errors.New("is a whiteout of nothing")
+			return errors.New("is a whiteout without a name")
 		}
 		delete(at.children, name)
 	}
 	return nil
 }
 
-// find gives the node at dir, symbolic links followed inside of the tree; nil if it is not there.
+// find returns the node at dir, or nil if it does not exist. It follows symbolic links inside the tree.
 func (t *tree) find(dir string) (*node, error) { return t.resolve(t.root, dir, false, new(int)) }
 
-// resolve goes from a node along a path. Symbolic links are followed as a process would whose root the tree is.
-// With create missing directories are made and files in the way replaced by directories.
+// resolve follows a path from a node. It follows symbolic links like a process whose root is the tree. If create is set
+// it makes missing directories and replaces files on the path by directories.
 func (t *tree) resolve(at *node, p string, create bool, links *int) (*node, error) {
 	for part := range strings.SplitSeq(p, "/") {
 		switch part {
@@ -138,7 +138,7 @@ func (t *tree) resolve(at *node, p string, create bool, links *int) (*node, erro
 		next := at.children[part]
 		if next != nil && next.isLink() {
 			if *links++; *links > 255 {
-				return nil, errors.New("goes through too many symbolic links")
+				return nil, errors.New("has too many symbolic links on its path")
 			}
 			from := at
 			if strings.HasPrefix(next.inode.header.Linkname, "/") {
@@ -155,7 +155,7 @@ func (t *tree) resolve(at *node, p string, create bool, links *int) (*node, erro
 			return nil, nil
 		default:
 			if at.depth >= maxDepth {
-				return nil, errors.New("lies too deep")
+				return nil, errors.New("is too deep")
 			}
 			next = t.put(at, part, &inode{header: directory()})
 		}
@@ -164,7 +164,7 @@ func (t *tree) resolve(at *node, p string, create bool, links *int) (*node, erro
 	return at, nil
 }
 
-// put makes name in at mean ino.
+// put adds name to the directory at, with the inode ino.
 func (t *tree) put(at *node, name string, ino *inode) *node {
 	n := &node{parent: at, depth: at.depth + 1, inode: ino}
 	if n.isDir() {
@@ -175,12 +175,12 @@ func (t *tree) put(at *node, name string, ino *inode) *node {
 	return n
 }
 
-// add puts one entry of a layer into the tree.
+// add adds one entry of a layer to the tree.
 func (t *tree) add(layer int, dir, base string, r record) error {
 	h := r.header
 	if base == "" {
 		if h.Typeflag != tar.TypeDir {
-			return errors.New("is the root, but no directory")
+			return errors.New("is the root, but not a directory")
 		}
 		t.root.inode.header = h
 		return nil
@@ -210,7 +210,7 @@ func (t *tree) add(layer int, dir, base string, r record) error {
 	return nil
 }
 
-// target finds what a hard link means: a name in the tree as it is now, the last element not followed.
+// target finds the target of a hard link: a name in the current tree, whose last element is not followed.
 func (t *tree) target(name string) (*inode, error) {
 	dir, base, err := split(name)
 	if err != nil {
@@ -221,12 +221,12 @@ func (t *tree) target(name string) (*inode, error) {
 		return nil, err
 	}
 	if at == nil || base == "" || at.children[base] == nil || at.children[base].isDir() {
-		return nil, fmt.Errorf("is a hard link to %.100q, which is no file before it", name)
+		return nil, fmt.Errorf("is a hard link to %.100q, which is not an earlier file", name)
 	}
 	return at.children[base].inode, nil
 }
 
-// visit calls do with every node but the root, directories before what they hold, names sorted.
+// visit calls do with every node but the root, directories before their entries, names sorted.
 func (t *tree) visit(do func(name string, n *node) error) error {
 	var below func(string, *node) error
 	below = func(prefix string, dir *node) error {
