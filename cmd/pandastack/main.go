@@ -1,5 +1,5 @@
-// Command pandastack is the whole of PandaStack on one machine: the node, and the command line that
-// speaks to one. It only hands over to internal/cli.
+// Command pandastack is PandaStack's node and its command-line client in one program. The commands are in
+// internal/cli.
 package main
 
 import (
@@ -16,12 +16,12 @@ import (
 var version = "unknown"
 
 func main() {
-	uffdtest.Main() // nothing, but in a process of the bench whose memory is served
-	ends := []os.Signal{os.Interrupt, syscall.SIGTERM}
-	if !signal.Ignored(syscall.SIGHUP) { // as it is by nohup(1)
-		ends = append(ends, syscall.SIGHUP)
+	uffdtest.Main() // returns at once unless this is a child process of the page fault benchmark
+	signals := []os.Signal{os.Interrupt, syscall.SIGTERM}
+	if !signal.Ignored(syscall.SIGHUP) { // nohup(1) makes it ignored
+		signals = append(signals, syscall.SIGHUP)
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), ends...)
+	ctx, stop := signal.NotifyContext(context.Background(), signals...)
 	p := cli.Process{Version: version, Env: os.Environ(), Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr}
 	code := cli.Run(ctx, p, os.Args[1:])
 	stop()

@@ -18,12 +18,13 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm"
 )
 
-// The machine manager names what it needs of mechanisms that do not know it; here they meet.
+// The types in this file implement the interfaces of package machine with the packages disk, guestlink, jail and
+// netslot. Neither side imports the other.
 
-// network makes a pool of slots a machine.Network.
+// network implements machine.Network with a pool of network slots.
 type network struct {
-	pool *netslot.Pool
-	hand func(slot int) (uid, gid int) // who opens the tap of a slot by its name; nil: nobody does
+	pool     *netslot.Pool
+	tapOwner func(slot int) (uid, gid int) // the user that opens a slot's tap by name; nil if the driver gets it open
 }
 
 func (n network) Acquire(ctx context.Context, owner string) (machine.Slot, error) {
@@ -34,10 +35,10 @@ func (n network) Acquire(ctx context.Context, owner string) (machine.Slot, error
 	if err != nil {
 		return nil, err
 	}
-	if n.hand == nil {
+	if n.tapOwner == nil {
 		return slot{n.pool, s, nil}, nil
 	}
-	uid, _ := n.hand(s.Index)
+	uid, _ := n.tapOwner(s.Index)
 	netns, err := s.ShareTap(uid)
 	if err != nil {
 		return nil, errors.Join(err, slot{n.pool, s, nil}.Release(context.WithoutCancel(ctx)))
@@ -53,7 +54,7 @@ func (n network) Adopt(ctx context.Context, owner string, index int) (machine.Sl
 	return slot{n.pool, s, nil}, nil
 }
 
-// CheckEgress compiles a policy as a slot would.
+// CheckEgress compiles a policy as SetEgress does, and discards the result.
 func (n network) CheckEgress(policy hostapi.Egress) error {
 	if _, err := egress.Compile(egress.Policy(policy)); err != nil {
 		return fmt.Errorf("%w: %w", hostapi.ErrInvalid, err)
@@ -66,11 +67,11 @@ func (n network) Sweep(ctx context.Context) error {
 	return err
 }
 
-// slot makes a taken slot a machine.Slot.
+// slot implements machine.Slot with an acquired network slot.
 type slot struct {
 	pool  *netslot.Pool
 	s     *netslot.Slot
-	netns *os.File // nil: the tap was not handed over
+	netns *os.File // the slot's network namespace; nil if the tap is not shared
 }
 
 func (s slot) Info() machine.SlotInfo {
@@ -91,11 +92,11 @@ func (s slot) SetEgress(ctx context.Context, policy hostapi.Egress) error {
 
 func (s slot) SetRates(_ context.Context, in, out int64) error { return s.s.SetRates(in, out) }
 
-// Release gives the slot back. One whose tap is still held is the pool's all the same, which renews it once
-// it is free.
+// Release returns the slot to the pool. A slot whose tap is still open belongs to the pool, too, which recreates it
+// once the tap is closed; Release returns nil then.
 func (s slot) Release(ctx context.Context) error {
 	if s.netns != nil {
-		_ = s.netns.Close() // it was only named; given twice it is closed already
+		_ = s.netns.Close() // only a reference to the namespace; a second Release finds it closed already
 	}
 	err := s.pool.Release(ctx, s.s)
 	if _, busy := errors.AsType[*netslot.BusyError](err); busy {
@@ -104,19 +105,20 @@ func (s slot) Release(ctx context.Context) error {
 	return err
 }
 
-// groups makes a jail a machine.Groups.
-type groups struct {
+// cgroups implements machine.Cgroups with a jail manager.
+type cgroups struct {
 	jail       *jail.Manager
-	unconfined bool // monitors are within limits, and nothing else is done about them
+	unconfined bool // monitors get a cgroup with limits and no jail
 }
 
-// Limits of a monitor that have nothing to do with its guest's size.
+// Limits of a monitor that do not depend on the size of its guest.
 const (
 	monitorThreads = 256  // vCPUs, I/O workers and the monitor's own; the guest cannot add any
-	monitorFiles   = 1024 // descriptors; it has opened all it needs when it starts
-	monitorOOM     = 500  // dies before the node does when the host is out of memory
+	monitorFiles   = 1024 // descriptors; a monitor opens all it needs when it starts
+	monitorOOM     = 500  // the kernel kills a monitor before the node when the host runs out of memory
 )
 
+// limits returns the limits of a jail for the limits of a machine.
 func limits(l machine.Limits) jail.Limits {
 	return jail.Limits{
 		CPUWeight: min(100*max(l.VCPUs, 1), 10000), MemoryMax: l.MemoryBytes,
@@ -124,48 +126,50 @@ func limits(l machine.Limits) jail.Limits {
 	}
 }
 
-func (g groups) Create(ctx context.Context, name string, l machine.Limits) (machine.Cgroup, error) {
+func (g cgroups) Create(ctx context.Context, name string, l machine.Limits) (machine.Cgroup, error) {
 	made, err := g.jail.Create(ctx, name, limits(l))
 	if err != nil {
 		return nil, err
 	}
-	return group{made, g.unconfined}, nil
+	return cgroup{made, g.unconfined}, nil
 }
 
-func (g groups) Adopt(ctx context.Context, name string, l machine.Limits) (machine.Cgroup, error) {
+func (g cgroups) Adopt(ctx context.Context, name string, l machine.Limits) (machine.Cgroup, error) {
 	found, err := g.jail.Adopt(ctx, name, limits(l))
 	if err != nil {
 		return nil, err
 	}
-	return group{found, g.unconfined}, nil
+	return cgroup{found, g.unconfined}, nil
 }
 
-// Sweep destroys the groups that no machine has taken over by now.
-func (g groups) Sweep(ctx context.Context) error {
+// Sweep destroys the cgroups that no machine has adopted.
+func (g cgroups) Sweep(ctx context.Context) error {
 	_, err := g.jail.Sweep(ctx)
 	return err
 }
 
-// group makes a jail's group a machine.Group.
-type group struct {
+// cgroup implements machine.Cgroup with a cgroup of the jail manager.
+type cgroup struct {
 	*jail.Cgroup
 	unconfined bool
 }
 
-func (g group) Jail() vmm.Jail {
+// Jail returns the jail that the driver starts the monitor in, or nil for none.
+func (g cgroup) Jail() vmm.Jail {
 	if g.unconfined {
 		return nil
 	}
 	return g.Cgroup
 }
 
-// OutOfMemory is false when it cannot be told.
-func (g group) OutOfMemory() bool {
+// OutOfMemory reports whether the kernel killed a process of the cgroup for memory. It is false if the statistics
+// cannot be read.
+func (g cgroup) OutOfMemory() bool {
 	s, err := g.Stats()
 	return err == nil && s.OOMKills > 0
 }
 
-// disks makes package disk a machine.Disks.
+// disks implements machine.Disks with package disk.
 type disks struct{}
 
 func (disks) Clone(src, dst string) error              { return disk.Clone(src, dst) }
@@ -173,7 +177,7 @@ func (disks) CloneInto(src string, dst *os.File) error { return disk.CloneInto(s
 func (disks) Allocate(path string, bytes int64) error  { return disk.Allocate(path, bytes) }
 func (disks) Grow(path string, bytes int64) error      { return disk.Grow(path, bytes) }
 
-// openLink makes guestlink.Open a machine.OpenLink.
+// openLink implements machine.OpenLink with guestlink.Open.
 func openLink(ctx context.Context, conn net.Conn, g machine.Handshake) (machine.Link, error) {
 	return guestlink.Open(
 		ctx,

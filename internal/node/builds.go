@@ -17,10 +17,10 @@ import (
 	"github.com/pandastack/pandastack/internal/image/ext4"
 )
 
-// cachedImages is how much of pulled images is kept for the next build on them, in bytes.
-const cachedImages = 4 << 30
+// imageCacheBytes is the size of the cache of pulled images.
+const imageCacheBytes = 4 << 30
 
-// builds makes the service that builds templates and registers it with the job queue.
+// builds creates the service that builds templates and registers it with the job queue.
 func (n *node) builds(
 	ctx context.Context,
 	db *store.DB,
@@ -31,7 +31,7 @@ func (n *node) builds(
 ) (*build.Service, error) {
 	c := n.Config.Build
 	images, err := registry.New(
-		registry.Config{Dir: n.path("registry"), CacheBytes: cachedImages, Insecure: c.Registries()},
+		registry.Config{Dir: n.path("registry"), CacheBytes: imageCacheBytes, Insecure: c.Registries()},
 	)
 	if err != nil {
 		return nil, err
@@ -45,7 +45,15 @@ func (n *node) builds(
 			MemoryMiB:     c.MemoryMiB,
 			MaxQueued:     c.QueueLimit,
 		},
-		build.Deps{Store: db, Jobs: jobs, Host: host, Templates: templates, Sandboxes: boxes, Registry: images, Log: n.Log},
+		build.Deps{
+			Store:     db,
+			Jobs:      jobs,
+			Host:      host,
+			Templates: templates,
+			Sandboxes: boxes,
+			Registry:  images,
+			Log:       n.Log,
+		},
 	)
 	if err != nil {
 		return nil, err
@@ -53,8 +61,8 @@ func (n *node) builds(
 	return s, s.Open(ctx)
 }
 
-// importRoot makes package node a agent.Deps.ImportRoot. The directories that the guest agent mounts on are
-// put in.
+// importRoot implements agent.Deps.ImportRoot with package ext4. It adds the directories that the guest agent uses
+// as mount points.
 func importRoot(ctx context.Context, tar io.Reader, out *os.File, sizeMiB int) (files int, err error) {
 	opt := ext4.Options{SizeMiB: sizeMiB}
 	for _, dir := range []string{"dev", "proc", "run", "sys"} {
@@ -64,7 +72,12 @@ func importRoot(ctx context.Context, tar io.Reader, out *os.File, sizeMiB int) (
 	report, err := ext4.Write(ctx, tar, out, opt)
 	switch {
 	case errors.Is(err, ext4.ErrFull):
-		err = fmt.Errorf("%w: %w: it does not fit into %d MiB: choose a larger size", hostapi.ErrInvalid, err, sizeMiB)
+		err = fmt.Errorf(
+			"%w: %w: the image does not fit into %d MiB; choose a larger size",
+			hostapi.ErrInvalid,
+			err,
+			sizeMiB,
+		)
 	case errors.Is(err, ext4.ErrStream), errors.Is(err, ext4.ErrTooLarge):
 		err = fmt.Errorf("%w: %w", hostapi.ErrInvalid, err)
 	}

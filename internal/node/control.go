@@ -30,13 +30,13 @@ import (
 	"github.com/pandastack/pandastack/internal/lib/durable"
 )
 
-// control makes the control plane over a host and its faces, and gives the first key of a new node.
+// control creates the control plane of a host and the handler of its APIs. first is the first API key of a new node.
 func (n *node) control(ctx context.Context, host hostapi.Host) (handler http.Handler, first string, err error) {
 	db, err := store.Open(ctx, store.Config{DSN: n.path("control.db")})
 	if err != nil {
 		return nil, "", fmt.Errorf("control plane: %w", err)
 	}
-	n.back.Push("close store", func(context.Context) error { return db.Close() })
+	n.undo.Push("close database", func(context.Context) error { return db.Close() })
 	keys, err := auth.New(db, n.Log)
 	if err != nil {
 		return nil, "", err
@@ -81,16 +81,17 @@ func (n *node) control(ctx context.Context, host hostapi.Host) (handler http.Han
 		return nil, "", err
 	}
 	past := metricshistory.New(boxes)
-	handler, err = n.faces(faces{boxes, templates, builds, keys, log, past, registry, secret})
+	handler, err = n.handler(services{boxes, templates, builds, keys, log, past, registry, secret})
 	if err != nil {
 		return nil, "", err
 	}
 	if first, err = keys.CreateFirst(ctx); err != nil {
 		return nil, "", fmt.Errorf("first key: %w", err)
 	}
-	// What the host took over, or put to rest when the last node ended, must be known before the first request.
+	// The control plane must know before the first request which machines the host adopted, and which ones the
+	// previous node hibernated when it stopped.
 	if err := boxes.Reconcile(ctx); err != nil {
-		return nil, "", fmt.Errorf("compare sandboxes with the host: %w", err)
+		return nil, "", fmt.Errorf("reconcile sandboxes with the host: %w", err)
 	}
 	n.run(ctx, "audit log", log.Run)
 	n.run(ctx, "sandboxes", boxes.Run)
@@ -100,51 +101,51 @@ func (n *node) control(ctx context.Context, host hostapi.Host) (handler http.Han
 	return handler, first, nil
 }
 
-// faces are what requests are answered with.
-type faces struct {
-	boxes     *sandbox.Service
+// services are the parts of the control plane that the APIs use.
+type services struct {
+	sandboxes *sandbox.Service
 	templates *template.Service
 	builds    *build.Service
 	keys      *auth.Keys
 	log       *audit.Log
-	past      *metricshistory.History
+	history   *metricshistory.History
 	registry  *prometheus.Registry
 	secret    []byte
 }
 
-// faces makes what answers requests: ports of sandboxes by host name, the protocol of E2B, and /v1.
-func (n *node) faces(f faces) (http.Handler, error) {
+// handler creates the handler of all requests: sandbox ports by host name, E2B's API, and /v1.
+func (n *node) handler(f services) (http.Handler, error) {
 	domain := "localhost"
 	if u, err := url.Parse(n.Config.PublicURL); err == nil && u.Host != "" {
-		domain = u.Host // with a port, if it is not the usual one: clients put the domain behind names of their own
+		domain = u.Host // with the port unless it is the default: clients prepend subdomains to it
 	}
 	runner := &repl.Runner{}
 	previewKey := derive(f.secret, "preview")
 	e2bAPI, err := e2b.New(
-		e2b.Config{Domain: domain, Builds: f.builds, Secret: derive(f.secret, "agent"), History: f.past},
-		f.boxes, f.templates, f.keys, runner,
+		e2b.Config{Domain: domain, Builds: f.builds, Secret: derive(f.secret, "agent"), History: f.history},
+		f.sandboxes, f.templates, f.keys, runner,
 	)
 	if err != nil {
 		return nil, err
 	}
-	n.back.Push("close E2B's agent", func(context.Context) error { e2bAPI.Close(); return nil })
+	n.undo.Push("close the E2B API", func(context.Context) error { e2bAPI.Close(); return nil })
 	ports := proxy.New(proxy.Config{
-		Resolver:    proxy.NewSandboxResolver(f.boxes, e2bAPI.SandboxConfig(previewKey)),
+		Resolver:    proxy.NewSandboxResolver(f.sandboxes, e2bAPI.SandboxConfig(previewKey)),
 		HideHeaders: e2b.HiddenHeaders(),
 		Log:         n.Log,
 	})
-	n.back.Push("close connections to sandboxes", func(context.Context) error { ports.Close(); return nil })
+	n.undo.Push("close connections to sandboxes", func(context.Context) error { ports.Close(); return nil })
 	v1, err := httpapi.New(
 		httpapi.Config{Version: n.Version, PublicURL: n.Config.PublicURL, PreviewKey: previewKey},
 		httpapi.Deps{
-			Sandboxes:    f.boxes,
+			Sandboxes:    f.sandboxes,
 			Templates:    f.templates,
 			Builds:       f.builds,
 			Keys:         f.keys,
 			Proxy:        ports,
 			Cells:        runner,
 			Audit:        f.log,
-			UsageHistory: f.past,
+			UsageHistory: f.history,
 			Metrics:      f.registry,
 			Log:          n.Log,
 		},
@@ -158,7 +159,7 @@ func (n *node) faces(f faces) (http.Handler, error) {
 // secretBytes is the length of the secret of an installation.
 const secretBytes = 32
 
-// secret is what tokens of this installation are made from. It is made once.
+// secret returns the secret that all tokens of this installation derive from. The first call creates it.
 func (n *node) secret() ([]byte, error) {
 	path := n.path("secret")
 	data, err := os.ReadFile(path)
@@ -171,7 +172,7 @@ func (n *node) secret() ([]byte, error) {
 	}
 	if err == nil && len(data) != secretBytes {
 		err = fmt.Errorf(
-			"%s has %d bytes instead of %d; remove it, which ends all preview addresses",
+			"%s has %d bytes, want %d; remove it to create a new one, which invalidates all preview URLs",
 			path,
 			len(data),
 			secretBytes,
@@ -180,7 +181,7 @@ func (n *node) secret() ([]byte, error) {
 	return data, err
 }
 
-// derive makes a key for one purpose.
+// derive returns the key for one purpose.
 func derive(secret []byte, purpose string) []byte {
 	h := hmac.New(sha256.New, secret)
 	h.Write([]byte(purpose))

@@ -13,20 +13,24 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm/qemu"
 )
 
-// driver makes the driver of the monitors: the one that is configured, or the one that was found by trying.
+// driver creates the VMM driver: the configured one, or the one that probing selects.
 func (n *node) driver(ctx context.Context) (vmm.Driver, error) {
-	choice, err := n.choose(ctx)
+	choice, err := n.chooseDriver(ctx)
 	if err != nil {
 		return nil, err
 	}
-	n.Log.Info("machines run", "driver", choice.Driver, "accelerator", choice.Accelerator, "why", choice.Why)
+	n.Log.Info("using VMM driver", "driver", choice.Driver, "accelerator", choice.Accelerator, "why", choice.Why)
 	c := n.Config.VMM
 	if choice.Driver == probe.FirecrackerDriver {
 		d, err := firecracker.New(ctx, firecracker.Config{
-			Binary: c.Firecracker, Jailer: c.Jailer, Dir: n.path("captures"), HotplugMemoryMiB: c.HotplugMemoryMiB, HotplugDisks: c.HotplugDisks,
+			Binary:           c.Firecracker,
+			Jailer:           c.Jailer,
+			Dir:              n.path("captures"),
+			HotplugMemoryMiB: c.HotplugMemoryMiB,
+			HotplugDisks:     c.HotplugDisks,
 		})
 		if err != nil {
-			return nil, fmt.Errorf("start with Firecracker: %w", err)
+			return nil, fmt.Errorf("Firecracker: %w", err)
 		}
 		return d, nil
 	}
@@ -35,7 +39,7 @@ func (n *node) driver(ctx context.Context) (vmm.Driver, error) {
 		qemu.Config{Binary: c.QEMU, Accelerator: choice.Accelerator, Dir: n.path("qemu"), Log: n.Log},
 	)
 	if errors.Is(err, os.ErrNotExist) {
-		return nil, fmt.Errorf("QEMU is not installed: %w; run pandastack setup", err)
+		return nil, fmt.Errorf("QEMU is not installed: %w; run 'pandastack setup'", err)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("QEMU: %w", err)
@@ -43,16 +47,18 @@ func (n *node) driver(ctx context.Context) (vmm.Driver, error) {
 	return d, nil
 }
 
-// hand says who opens taps by their names; nil for a driver that is given them open.
-func (n *node) hand(driver vmm.Driver, cell *jail.Manager) func(slot int) (uid, gid int) {
+// tapOwner returns a function that maps a slot to the user that opens its tap by name, or nil for a driver that
+// receives taps as open files.
+func (n *node) tapOwner(driver vmm.Driver, jails *jail.Manager) func(slot int) (uid, gid int) {
 	if !driver.Capabilities().NIC.OpensTapByName {
 		return nil
 	}
-	return n.owner(cell)
+	return n.monitorUser(jails)
 }
 
-// choose finds out how machines run here. QEMU with an accelerator that the configuration names is not tried.
-func (n *node) choose(ctx context.Context) (probe.DriverChoice, error) {
+// chooseDriver selects driver and accelerator by probing the host. If the configuration sets an accelerator for QEMU,
+// it is used without a probe.
+func (n *node) chooseDriver(ctx context.Context) (probe.DriverChoice, error) {
 	c := n.Config.VMM
 	if c.Accelerator != probe.Auto && c.Driver != probe.FirecrackerDriver {
 		return probe.DriverChoice{
@@ -62,6 +68,10 @@ func (n *node) choose(ctx context.Context) (probe.DriverChoice, error) {
 		}, nil
 	}
 	return probe.ChooseDriver(ctx, probe.Config{
-		DataDir: n.Config.DataDir, QEMU: c.QEMU, Driver: c.Driver, Firecracker: c.Firecracker, GuestAgent: n.Config.Agent(),
+		DataDir:     n.Config.DataDir,
+		QEMU:        c.QEMU,
+		Driver:      c.Driver,
+		Firecracker: c.Firecracker,
+		GuestAgent:  n.Config.Agent(),
 	})
 }

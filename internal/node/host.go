@@ -19,30 +19,30 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm"
 )
 
-// data makes the data directory usable and takes it for this node.
-func (n *node) data(ctx context.Context) error {
+// openDataDir prepares the data directory and locks it for this node.
+func (n *node) openDataDir(ctx context.Context) error {
 	dir := n.Config.DataDir
 	release, err := disk.EnsureDataDir(ctx, dir)
 	if _, plain := errors.AsType[*disk.NoReflinkError](err); plain {
-		return fmt.Errorf("data directory %s: %w; run pandastack setup", dir, err)
+		return fmt.Errorf("data directory %s: %w; run 'pandastack setup'", dir, err)
 	}
 	if err != nil {
 		return fmt.Errorf("data directory: %w", err)
 	}
-	n.back.Push("release data directory", release)
-	held, err := lock(dir)
+	n.undo.Push("release data directory", release)
+	held, err := lockDataDir(dir)
 	if err != nil {
 		return err
 	}
-	n.back.Push("unlock data directory", func(context.Context) error { return held.Close() })
-	n.run(ctx, "giving space back", n.trim)
+	n.undo.Push("unlock data directory", func(context.Context) error { return held.Close() })
+	n.run(ctx, "trim", n.trim)
 	return nil
 }
 
-// trimEvery is how often free space of the data directory's image is given back to the disk below.
+// trimEvery is the interval at which free space of the data directory's image is returned to the disk below it.
 const trimEvery = 10 * time.Minute
 
-// trim does so until ctx ends.
+// trim returns free space to the disk every trimEvery, until ctx ends.
 func (n *node) trim(ctx context.Context) error {
 	tick := time.NewTicker(trimEvery)
 	defer tick.Stop()
@@ -52,28 +52,28 @@ func (n *node) trim(ctx context.Context) error {
 			return nil
 		case <-tick.C:
 		}
-		if err := disk.Trim(n.Config.DataDir); err != nil { // the data is well; a disk below may not take space back
-			n.Log.Warn("free space is not given back", "err", err)
+		if err := disk.Trim(n.Config.DataDir); err != nil { // harmless: not every disk supports discard
+			n.Log.Warn("could not trim the data directory", "err", err)
 		}
 	}
 }
 
-// path is a path below the data directory.
+// path returns a path below the data directory.
 func (n *node) path(names ...string) string {
 	return filepath.Join(append([]string{n.Config.DataDir}, names...)...)
 }
 
-// boot finds what guests boot. It is the same for the life of the node: a new kernel or guest agent is
-// taken up by the next start.
-func (n *node) boot(ctx context.Context) (kernel.Boot, error) {
+// findKernel finds the guest kernel and initramfs. They stay the same for the life of the node: a new kernel or
+// guest agent takes effect at the next start.
+func (n *node) findKernel(ctx context.Context) (kernel.Boot, error) {
 	b, err := kernel.Find(ctx, n.path("kernel"), n.Config.Agent())
 	if _, missing := errors.AsType[*kernel.NotFoundError](err); missing {
-		return kernel.Boot{}, fmt.Errorf("%w; run pandastack setup", err)
+		return kernel.Boot{}, fmt.Errorf("%w; run 'pandastack setup'", err)
 	}
 	return b, err
 }
 
-// network opens the pool of slots.
+// network opens the pool of network slots.
 func (n *node) network(ctx context.Context) (*netslot.Pool, error) {
 	c := n.Config.Network
 	addresses, err1 := c.Addresses()
@@ -83,11 +83,18 @@ func (n *node) network(ctx context.Context) (*netslot.Pool, error) {
 		return nil, err
 	}
 	set := netslot.Config{
-		Prefix: c.Prefix, Range: addresses, Slots: c.Slots, Ready: c.PrewarmedSlots, Allow: allowed, Resolvers: resolvers, Logger: n.Log,
-		In: machine.LineBytes(n.Config.Limits.NetworkIn), Out: machine.LineBytes(n.Config.Limits.NetworkOut),
+		Prefix:    c.Prefix,
+		Range:     addresses,
+		Slots:     c.Slots,
+		Ready:     c.PrewarmedSlots,
+		Allow:     allowed,
+		Resolvers: resolvers,
+		Logger:    n.Log,
+		In:        machine.LineBytes(n.Config.Limits.NetworkIn),
+		Out:       machine.LineBytes(n.Config.Limits.NetworkOut),
 	}
 	if c.LogEgress {
-		set.Decided = n.decided
+		set.Decided = n.logEgress
 	}
 	pool, err := netslot.New(set)
 	if err != nil {
@@ -95,78 +102,62 @@ func (n *node) network(ctx context.Context) (*netslot.Pool, error) {
 	}
 	if err := pool.Open(ctx); err != nil {
 		if errors.Is(err, netslot.ErrInUse) {
-			err = fmt.Errorf("%w; give this node another --network-prefix", err)
+			err = fmt.Errorf("%w; choose another --network-prefix for this node", err)
 		}
 		return nil, fmt.Errorf("network: %w", err)
 	}
-	n.back.Push("close network", pool.Close)
+	n.undo.Push("close network", pool.Close)
 	return pool, nil
 }
 
-// decided logs what the rules of a machine said to a name or a connection.
-func (n *node) decided(owner string, slot int, d egress.Decision) {
+// logEgress logs the decision of a machine's egress rules on a name or a connection.
+func (n *node) logEgress(owner string, slot int, d egress.Decision) {
 	to := ""
 	if d.Address.IsValid() {
 		to = d.Address.String()
 	}
-	n.Log.Info(
-		"egress decided",
-		"machine",
-		owner,
-		"slot",
-		slot,
-		"kind",
-		d.Kind,
-		"name",
-		d.Name,
-		"to",
-		to,
-		"allowed",
-		d.Verdict.Allowed && d.Reason == "",
-		"rule",
-		d.Verdict.Rule,
-		"reason",
-		d.Reason,
-		"packets",
-		d.Packets,
-		"protocol",
-		d.Protocol,
+	n.Log.Info("egress decided",
+		"machine", owner, "slot", slot,
+		"kind", d.Kind, "name", d.Name, "to", to,
+		"allowed", d.Verdict.Allowed && d.Reason == "", "rule", d.Verdict.Rule, "reason", d.Reason,
+		"packets", d.Packets, "protocol", d.Protocol,
 	)
 }
 
-// confine opens the jail.
-func (n *node) confine() (*jail.Manager, error) {
+// openJail opens the jail manager and claims the users that monitors run as.
+func (n *node) openJail() (*jail.Manager, error) {
 	layout, err := jail.Probe()
 	if err != nil {
-		return nil, fmt.Errorf("control groups: %w", err)
+		return nil, fmt.Errorf("cgroups: %w", err)
 	}
 	j, err := jail.New(jail.Config{Hierarchy: layout, Prefix: n.Config.Network.Prefix, ProgramsDir: n.path("jail")})
 	if err != nil {
-		return nil, fmt.Errorf("control groups: %w", err)
+		return nil, fmt.Errorf("cgroups: %w", err)
 	}
-	n.back.Push("close control groups", func(context.Context) error { return j.Close() })
+	n.undo.Push("close cgroups", func(context.Context) error { return j.Close() })
 	if err := j.ClaimUIDs(); err != nil {
-		return nil, fmt.Errorf("jail: %w; give this node another --network-prefix", err)
+		return nil, fmt.Errorf("jail: %w; choose another --network-prefix for this node", err)
 	}
 	return j, nil
 }
 
-// owner gives the user that runs the monitor of a network place.
-func (n *node) owner(j *jail.Manager) func(slot int) (uid, gid int) {
+// monitorUser returns a function that maps a network slot to the user and group of its monitor.
+func (n *node) monitorUser(j *jail.Manager) func(slot int) (uid, gid int) {
 	return func(slot int) (int, int) {
 		if n.Config.VMM.DisableJail {
 			return 0, 0
 		}
 		uid, gid, err := j.User(slot)
 		if err != nil { // there are as many users as slots
-			n.Log.Error("no user for a network place", "slot", slot, "err", err)
+			n.Log.Error("no user for a network slot", "slot", slot, "err", err)
 			return 65534, 65534
 		}
 		return uid, gid
 	}
 }
 
-// platform names what boots and runs guests here. It is told once: see boot.
+// platform returns a function that names everything a snapshot depends on: the driver, its version and accelerator,
+// the kernel, and the capture format. A template is baked once for each platform.
 func (n *node) platform(
 	driver vmm.Driver,
 	find func(context.Context) (kernel.Boot, error),
@@ -181,8 +172,8 @@ func (n *node) platform(
 	}
 }
 
-// once remembers the first success of find.
-func once(find func(context.Context) (kernel.Boot, error)) func(context.Context) (kernel.Boot, error) {
+// rememberSuccess returns a function that calls find until it succeeds, and then returns that result.
+func rememberSuccess(find func(context.Context) (kernel.Boot, error)) func(context.Context) (kernel.Boot, error) {
 	var mu sync.Mutex
 	var found *kernel.Boot
 	return func(ctx context.Context) (kernel.Boot, error) {
@@ -199,22 +190,22 @@ func once(find func(context.Context) (kernel.Boot, error)) func(context.Context)
 	}
 }
 
-// machineKernel is what a machine boots cold with.
+// machineKernel returns the kernel that machines use for a cold boot.
 func machineKernel(b kernel.Boot) machine.Kernel {
 	return machine.Kernel{Kernel: b.Kernel, Initramfs: b.Initramfs, Cmdline: b.Cmdline}
 }
 
-// host makes the host agent and takes over the machines that an earlier node left running.
+// host creates the host agent, which adopts the machines that an earlier node left running.
 func (n *node) host(ctx context.Context) (*agent.Host, error) {
-	find := once(n.boot)
-	if _, err := find(ctx); err != nil { // a node that cannot boot a guest is of no use
+	find := rememberSuccess(n.findKernel)
+	if _, err := find(ctx); err != nil { // fail at start rather than at the first create
 		return nil, err
 	}
 	driver, err := n.driver(ctx)
 	if err != nil {
 		return nil, err
 	}
-	cell, err := n.confine()
+	jails, err := n.openJail()
 	if err != nil {
 		return nil, err
 	}
@@ -232,15 +223,16 @@ func (n *node) host(ctx context.Context) (*agent.Host, error) {
 	}
 	c := n.Config.Capacity
 	host, err := agent.New(agent.Config{
-		DataDir: n.Config.DataDir, Recipes: recipes,
+		DataDir: n.Config.DataDir,
+		Recipes: recipes,
 		Machine: machine.Config{
 			WarmMonitors:   n.Config.Sandbox.WarmMonitors,
 			DiskReserveMiB: c.DiskReserveMiB,
 			Limits:         n.limits(),
 			Admission:      machine.Admission{ReserveMiB: c.MemoryReserveMiB},
-			HostMemory:     n.memory(),
-			HugeMemory:     n.hugeMemory(),
-			Owner:          n.owner(cell),
+			HostMemory:     n.hostMemory(),
+			HugeMemory:     n.hugePages(),
+			Owner:          n.monitorUser(jails),
 			Kernel: func(ctx context.Context) (machine.Kernel, error) {
 				b, err := find(ctx)
 				return machineKernel(b), err
@@ -249,15 +241,19 @@ func (n *node) host(ctx context.Context) (*agent.Host, error) {
 	}, agent.Deps{
 		Machine: machine.Deps{
 			Driver:  driver,
-			Network: network{pool, n.hand(driver, cell)},
-			Cgroups: groups{cell, n.Config.VMM.DisableJail},
+			Network: network{pool, n.tapOwner(driver, jails)},
+			Cgroups: cgroups{jails, n.Config.VMM.DisableJail},
 			Disks:   disks{},
 			Link:    openLink,
 		},
-		Platform: n.platform(
-			driver,
-			find,
-		), Rewrite: disk.Rewrite, ImportRoot: importRoot, Share: disk.Dedup, PunchPages: disk.PunchPages, Objects: objects, Measure: disk.Usage, Log: n.Log,
+		Platform:   n.platform(driver, find),
+		Rewrite:    disk.Rewrite,
+		ImportRoot: importRoot,
+		Share:      disk.Dedup,
+		PunchPages: disk.PunchPages,
+		Objects:    objects,
+		Measure:    disk.Usage,
+		Log:        n.Log,
 	})
 	if err != nil {
 		return nil, err
@@ -269,7 +265,7 @@ func (n *node) host(ctx context.Context) (*agent.Host, error) {
 	return host, nil
 }
 
-// limits are those of every machine.
+// limits returns the I/O limits that every machine has.
 func (n *node) limits() hostapi.Limits {
 	l := n.Config.Limits
 	return hostapi.Limits{
@@ -280,22 +276,23 @@ func (n *node) limits() hostapi.Limits {
 	}
 }
 
-// hugeMemory gives the pages of 2 MiB that machines may have; nil for none.
-func (n *node) hugeMemory() func() (int64, error) {
+// hugePages returns a function that reads how much memory in 2 MiB pages machines may use, or nil if huge pages are
+// disabled.
+func (n *node) hugePages() func() (int64, error) {
 	if !n.Config.VMM.HugePages {
 		return nil
 	}
 	return vmm.ReadHugePages
 }
 
-// memory gives what the host has, or no more than the configuration allows.
-func (n *node) memory() machine.HostMemory {
-	most := int64(n.Config.Capacity.MemoryMiB) << 20
-	if most == 0 {
+// hostMemory returns a function that reads the host's memory, at most capacity.memory_mib if that is set.
+func (n *node) hostMemory() machine.HostMemory {
+	limit := int64(n.Config.Capacity.MemoryMiB) << 20
+	if limit == 0 {
 		return machine.ReadMeminfo
 	}
 	return func() (total, available int64, err error) {
 		total, available, err = machine.ReadMeminfo()
-		return min(total, most), min(available, most), err
+		return min(total, limit), min(available, limit), err
 	}
 }

@@ -11,28 +11,28 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// InUseError says that another node has a data directory.
+// InUseError reports that another node uses a data directory.
 type InUseError struct {
 	Dir string
-	PID int // of that node; 0 when it cannot be told
+	PID int // process ID of the other node; 0 if unknown
 }
 
 // Error names the directory and the node.
 func (e *InUseError) Error() string {
-	who := "another node"
+	owner := "another node"
 	if e.PID > 0 {
-		who = fmt.Sprintf("another node (process %d)", e.PID)
+		owner = fmt.Sprintf("another node (process %d)", e.PID)
 	}
 	return fmt.Sprintf(
-		"%s uses the data directory %s; stop it, or give this one a directory of its own with --data-dir",
-		who,
+		"%s uses the data directory %s; stop that node, or choose another directory with --data-dir",
+		owner,
 		e.Dir,
 	)
 }
 
-// lock takes the data directory for this process until the file is closed, which the kernel does when
-// the process ends in whatever way.
-func lock(dir string) (*os.File, error) {
+// lockDataDir locks the data directory for this process until the returned file is closed. The kernel closes it when
+// the process exits or is killed.
+func lockDataDir(dir string) (*os.File, error) {
 	run := filepath.Join(dir, "run")
 	if err := os.MkdirAll(run, 0o755); err != nil {
 		return nil, err
@@ -44,7 +44,7 @@ func lock(dir string) (*os.File, error) {
 	}
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		if errors.Is(err, unix.EWOULDBLOCK) {
-			err = &InUseError{Dir: dir, PID: holder(path)}
+			err = &InUseError{Dir: dir, PID: lockHolder(path)}
 		}
 		return nil, errors.Join(err, f.Close())
 	}
@@ -54,13 +54,14 @@ func lock(dir string) (*os.File, error) {
 	return f, nil
 }
 
+// writeAt writes text to the beginning of a file.
 func writeAt(f *os.File, text string) error {
 	_, err := f.WriteAt([]byte(text), 0)
 	return err
 }
 
-// holder reads who wrote the lock file last.
-func holder(path string) int {
+// lockHolder returns the process ID in a lock file, or 0 if it cannot be read.
+func lockHolder(path string) int {
 	data, err := os.ReadFile(path)
 	if err != nil {
 		return 0

@@ -12,8 +12,8 @@ import (
 	"github.com/pandastack/pandastack/internal/lib/obs"
 )
 
-// metrics makes what /metrics shows beside the series of the API itself: the process, the host, and the ends of
-// operations on sandboxes, which the function takes.
+// metrics creates the registry behind /metrics with the series of the process, of the host and of operations on
+// sandboxes. The returned function records the end of an operation. The API adds series of its own.
 func (n *node) metrics(
 	host hostapi.Host,
 ) (*prometheus.Registry, func(verb string, code api.Code, took time.Duration), error) {
@@ -31,10 +31,11 @@ func (n *node) metrics(
 	return reg, func(verb string, code api.Code, took time.Duration) { ops.Observe(verb, string(code), took) }, nil
 }
 
-// hostTime bounds how long the host may take to tell its state for a scrape.
-const hostTime = 5 * time.Second
+// hostTimeout is how long a scrape waits for the host.
+const hostTimeout = 5 * time.Second
 
-// hostCollector asks the host at every scrape. A host that does not answer has pandastack_host_up 0, and no other series.
+// hostCollector queries the host at every scrape. If the host does not reply, pandastack_host_up is 0 and the other
+// series are absent.
 type hostCollector struct {
 	host    hostapi.Host
 	version string
@@ -48,30 +49,32 @@ func newHostCollector(host hostapi.Host, version string) *hostCollector {
 	}
 	return &hostCollector{
 		host: host, version: version,
-		up: desc("host_up", "1 if the host agent answers."),
+		up: desc("host_up", "1 if the host agent replies."),
 		info: desc(
 			"node_info",
-			"What runs here; always 1.",
+			"Versions and driver of the node; always 1.",
 			"version",
 			"driver",
 			"driver_version",
 			"accelerator",
 			"isolation",
 		),
-		cpus:       desc("host_cpus", "Processors of the host."),
-		memory:     desc("host_memory_bytes", "Memory of the host that sandboxes may have."),
-		memoryFree: desc("host_memory_free_bytes", "Memory that may still be promised to sandboxes."),
+		cpus:       desc("host_cpus", "CPUs of the host."),
+		memory:     desc("host_memory_bytes", "Memory of the host that sandboxes may use."),
+		memoryFree: desc("host_memory_free_bytes", "Memory that is not yet promised to sandboxes."),
 		disk:       desc("host_disk_bytes", "Size of the data directory's file system."),
-		diskFree:   desc("host_disk_free_bytes", "Room on the data directory's file system."),
-		machines:   desc("host_machines", "Machines that the host knows, hibernated ones too."),
-		running:    desc("host_machines_running", "Machines that run or are paused."),
-		baked:      desc("template_baked", "1 if a template that comes with the program is baked.", "template"),
+		diskFree:   desc("host_disk_free_bytes", "Free space on the data directory's file system."),
+		machines:   desc("host_machines", "Machines on the host, including hibernated ones."),
+		running:    desc("host_machines_running", "Machines that are running or paused."),
+		baked:      desc("template_baked", "1 if a built-in template is baked.", "template"),
 	}
 }
 
 // Describe implements prometheus.Collector.
 func (c *hostCollector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{c.up, c.info, c.cpus, c.memory, c.memoryFree, c.disk, c.diskFree, c.machines, c.running, c.baked} {
+	for _, d := range []*prometheus.Desc{
+		c.up, c.info, c.cpus, c.memory, c.memoryFree, c.disk, c.diskFree, c.machines, c.running, c.baked,
+	} {
 		ch <- d
 	}
 }
@@ -80,8 +83,8 @@ func (c *hostCollector) Describe(ch chan<- *prometheus.Desc) {
 func (c *hostCollector) Collect(ch chan<- prometheus.Metric) {
 	ctx, cancel := context.WithTimeoutCause(
 		context.Background(),
-		hostTime,
-		errors.New("the host took too long to answer"),
+		hostTimeout,
+		errors.New("the host took too long to reply"),
 	)
 	defer cancel()
 	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
@@ -103,11 +106,11 @@ func (c *hostCollector) Collect(ch chan<- prometheus.Metric) {
 	gauge(c.running, float64(has.Running))
 	templates, err := c.host.Templates(ctx)
 	if err != nil {
-		return // they are told at the next scrape
+		return // this scrape has no template series; the next one may
 	}
 	for _, t := range templates {
 		if t.Published {
-			continue // there may be any number of those that users build
+			continue // templates that users build are unbounded in number
 		}
 		baked := 0.0
 		if t.Baked {
@@ -117,4 +120,5 @@ func (c *hostCollector) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
+// mib returns n MiB in bytes.
 func mib(n int) float64 { return float64(n) * (1 << 20) }

@@ -15,7 +15,7 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/hostapi/hosttest"
 )
 
-// gather reads all gauges and counters, by name and values of labels.
+// gather returns all gauges and counters, by name followed by the label values.
 func gather(t *testing.T, r *prometheus.Registry) map[string]float64 {
 	t.Helper()
 	families, err := r.Gather()
@@ -55,13 +55,16 @@ func TestMetrics(t *testing.T) {
 	got := gather(t, reg)
 	for name, want := range map[string]float64{
 		"pandastack_host_up": 1, "pandastack_host_machines": 1, "pandastack_host_machines_running": 1,
-		"pandastack_host_memory_bytes": float64(capacity.MemoryMiB) * (1 << 20), "pandastack_host_memory_free_bytes": float64(capacity.MemoryFreeMiB) * (1 << 20),
-		"pandastack_host_disk_bytes": float64(capacity.DiskMiB) * (1 << 20), "pandastack_host_disk_free_bytes": float64(capacity.DiskFreeMiB) * (1 << 20),
-		"pandastack_host_cpus": float64(capacity.VCPUs), "pandastack_template_baked base": 1, "pandastack_template_baked raw": 0,
+		"pandastack_host_memory_bytes":      float64(capacity.MemoryMiB) * (1 << 20),
+		"pandastack_host_memory_free_bytes": float64(capacity.MemoryFreeMiB) * (1 << 20),
+		"pandastack_host_disk_bytes":        float64(capacity.DiskMiB) * (1 << 20),
+		"pandastack_host_disk_free_bytes":   float64(capacity.DiskFreeMiB) * (1 << 20),
+		"pandastack_host_cpus":              float64(capacity.VCPUs),
+		"pandastack_template_baked base":    1, "pandastack_template_baked raw": 0,
 		"pandastack_sandbox_operations_total ok create": 1, "pandastack_sandbox_operations_total no_capacity fork": 1,
 	} {
 		if have, ok := got[name]; !ok || have != want {
-			t.Errorf("%s is %v, want %v", name, have, want)
+			t.Errorf("%s = %v, want %v", name, have, want)
 		}
 	}
 	info := 0
@@ -71,14 +74,15 @@ func TestMetrics(t *testing.T) {
 		}
 	}
 	if info != 1 || got["go_goroutines"] == 0 {
-		t.Errorf("series %v", slices.Sorted(maps.Keys(got)))
+		t.Errorf("series = %v, want one pandastack_node_info of version test, and go_goroutines above 0",
+			slices.Sorted(maps.Keys(got)))
 	}
 	host.Fail("capacity", errors.New("away"))
 	got = gather(t, reg)
 	if up, ok := got["pandastack_host_up"]; !ok || up != 0 {
-		t.Errorf("with the host away up is %v (%v)", up, ok)
+		t.Errorf("pandastack_host_up with a failing host = %v (present %v), want 0", up, ok)
 	}
 	if _, ok := got["pandastack_host_machines"]; ok {
-		t.Error("with the host away its machines are told")
+		t.Error("pandastack_host_machines is present with a failing host, want it absent")
 	}
 }

@@ -1,11 +1,11 @@
-// Package node assembles a node: it knows every component and decides nothing that a component could.
+// Package node assembles a node from its components. It contains wiring and no logic that a component could hold.
 //
-// Up makes everything in one process, in the order of dependence, and starts what has a life. Each thing
-// that was made has its end registered on the next line; when the node is asked to stop, or a component
-// fails, all of it ends in reverse order within one limit. Machines that are to be kept are hibernated
-// on the way; a node that is killed leaves its machines running, and the next Up adopts them.
+// Up creates all components in one process, in order of dependency, and runs those that have a main loop. The cleanup
+// of each component is registered right after its creation. When the context ends or a component fails, all components
+// are stopped in reverse order within one time limit, and persistent machines are hibernated. A node that is killed
+// leaves its machines running, and the next Up adopts them.
 //
-// A data directory belongs to one node at a time. Up may be called once at a time for each.
+// A data directory belongs to one node at a time: Up fails with InUseError if another node uses it.
 package node
 
 import (
@@ -29,30 +29,30 @@ type Options struct {
 	Config  *config.Node
 	Version string
 	Log     *slog.Logger
-	// Ready is called once, when the node answers. It must not wait.
+	// Ready is called once, when the node accepts requests. It must not block.
 	Ready func(Ready)
-	// Store is used in place of the object store that object_store.url names, and stays the caller's; nil: that one.
+	// Store replaces the object store that object_store.url names; nil uses that one. The caller closes Store.
 	Store blob.Store
 }
 
-// Ready tells how to reach a node that has started.
+// Ready says how to reach a node that has started.
 type Ready struct {
-	URL      string // of the API on this machine
-	TLSURL   string // of the API over TLS; "": it is not served so
-	CAFile   string // certificate of the node's own authority, which clients have to trust; "": there is none
-	FirstKey string // of a new node, this once; "" on one that has keys
+	URL      string // URL of the API for programs on this host
+	TLSURL   string // URL of the API over TLS; empty if TLS is off
+	CAFile   string // certificate of the node's own CA, which clients have to trust; empty if none
+	FirstKey string // first API key, only at the first start of a node
 }
 
-// node is a node in the making, and then running.
+// node is a node that is starting or running.
 type node struct {
 	Options
-	back cleanup.Stack // how it ends, last-first
+	undo cleanup.Stack // stops and closes the components, last one first
 
-	fail context.CancelCauseFunc // ends the node with a reason
+	fail context.CancelCauseFunc // stops the node with an error
 }
 
-// Up runs a node until ctx ends, which is no error, or until a component fails, which is. It returns
-// when everything it started has ended.
+// Up runs a node until ctx ends or a component fails. It returns after all components have stopped, with the error of
+// the component that failed, and nil if ctx ended and everything stopped in time.
 func Up(ctx context.Context, opt Options) error {
 	running, fail := context.WithCancelCause(ctx)
 	defer fail(nil)
@@ -68,48 +68,48 @@ func Up(ctx context.Context, opt Options) error {
 	return errors.Join(err, n.stop(ctx))
 }
 
-// stop ends everything in reverse order, within the configured limit.
+// stop stops all components in reverse order, within lifecycle.shutdown_timeout.
 func (n *node) stop(ctx context.Context) error {
-	return n.back.UnwindWithin(ctx, n.Config.Lifecycle.ShutdownTimeout)
+	return n.undo.UnwindWithin(ctx, n.Config.Lifecycle.ShutdownTimeout)
 }
 
-// run starts the life of a component. Its end before stop is asked for ends the node. The component's
-// end is registered: it is told, and waited for.
-func (n *node) run(ctx context.Context, name string, life func(context.Context) error) {
+// run runs the main loop of a component in the background until the node stops. If the loop returns before that, the
+// node stops with its error. run registers a cleanup that cancels the loop and waits for it.
+func (n *node) run(ctx context.Context, name string, loop func(context.Context) error) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	done := make(chan struct{})
 	var once sync.Once
 	go func() {
 		defer close(done)
-		err := life(ctx)
+		err := loop(ctx)
 		if ctx.Err() != nil {
 			return
 		}
 		if err == nil {
-			err = errors.New("ended")
+			err = errors.New("stopped unexpectedly")
 		}
 		once.Do(func() { n.fail(fmt.Errorf("%s: %w", name, err)) })
 	}()
-	n.back.Push("stop "+name, func(ctx context.Context) error {
+	n.undo.Push("stop "+name, func(ctx context.Context) error {
 		cancel()
 		select {
 		case <-done:
 			return nil
 		case <-ctx.Done():
-			return fmt.Errorf("%s does not end: %w", name, context.Cause(ctx))
+			return fmt.Errorf("%s did not stop: %w", name, context.Cause(ctx))
 		}
 	})
 }
 
-// start makes everything, in the order of dependence.
+// start creates and starts all components, in order of dependency.
 func (n *node) start(ctx context.Context) error {
 	began := time.Now()
-	// Monitors inherit this where their own limit cannot be set: memory of guests never goes to a core file.
+	// Monitors inherit this limit where their own cannot be set: guest memory must never end up in a core file.
 	if err := unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{}); err != nil {
-		return fmt.Errorf("switch core files off: %w", err)
+		return fmt.Errorf("disable core files: %w", err)
 	}
-	// The port first: when it is taken nothing else should have been touched.
-	door, err := n.listen(ctx)
+	// Listen first: if the port is in use, the node must fail before it changes anything.
+	plain, err := n.listen(ctx)
 	if err != nil {
 		return err
 	}
@@ -117,7 +117,7 @@ func (n *node) start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := n.data(ctx); err != nil {
+	if err := n.openDataDir(ctx); err != nil {
 		return err
 	}
 	host, err := n.host(ctx)
@@ -128,39 +128,44 @@ func (n *node) start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// Only a node that got this far brings machines to rest when it ends; one that could not start leaves
-	// them for the next. Whoever follows the host's events still does then.
-	n.back.Push("bring machines to rest", host.Close)
+	// Registered only now: a node that fails to start leaves its machines running for the next one. The control plane
+	// still follows the host's events while Close runs, since it was registered earlier and stops later.
+	n.undo.Push("hibernate or stop machines", host.Close)
 	n.run(ctx, "host agent", host.Run)
-	told := Ready{URL: n.url(door), FirstKey: first}
+	ready := Ready{URL: n.url(plain), FirstKey: first}
 	if secure != nil {
-		if told.TLSURL, told.CAFile, err = n.serveTLS(ctx, secure, handler); err != nil {
+		if ready.TLSURL, ready.CAFile, err = n.serveTLS(ctx, secure, handler); err != nil {
 			return err
 		}
 	}
-	if err := n.leaveAccess(told); err != nil {
+	if err := n.writeAccessFile(ready); err != nil {
 		return err
 	}
-	n.serve(ctx, door, handler, nil)
-	n.Log.Info("node is ready", "url", told.URL, "data", n.Config.DataDir, "took", time.Since(began))
+	n.serve(ctx, plain, handler, nil)
+	n.Log.Info("node is ready", "url", ready.URL, "data", n.Config.DataDir, "took", time.Since(began))
 	if n.Ready != nil {
-		n.Ready(told)
+		n.Ready(ready)
 	}
 	return nil
 }
 
-// leaveAccess writes how to reach the node for the command line on the same machine. The key is known
-// only once, so it is kept from an earlier start.
-func (n *node) leaveAccess(told Ready) error {
+// writeAccessFile writes the file from which the command line on this host learns URL and key. Only the first start
+// knows the key, so later starts keep the one in the file.
+func (n *node) writeAccessFile(ready Ready) error {
 	path := config.NodeFile(n.Config.DataDir)
 	access := config.NodeAccess{}
-	if told.FirstKey == "" {
+	if ready.FirstKey == "" {
 		if err := durable.ReadJSON(path, &access); err != nil {
-			n.Log.Warn("file for the command line is not there; make a key and use it", "err", err)
+			n.Log.Warn(
+				"no stored API key for the command line; create one with 'pandastack key create' and set "+
+					"PANDASTACK_API_KEY",
+				"err",
+				err,
+			)
 		}
 	} else {
-		access.APIKey = told.FirstKey
+		access.APIKey = ready.FirstKey
 	}
-	access.APIURL, access.TLSURL, access.CAFile = told.URL, told.TLSURL, told.CAFile
+	access.APIURL, access.TLSURL, access.CAFile = ready.URL, ready.TLSURL, ready.CAFile
 	return durable.WriteJSON(path, access)
 }

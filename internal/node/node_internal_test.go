@@ -23,7 +23,7 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm"
 )
 
-// newNode makes a node with the default settings and a data directory of its own; nothing runs.
+// newNode returns a node with default settings, changed by env, and its own data directory. Nothing is started.
 func newNode(t *testing.T, env ...string) *node {
 	t.Helper()
 	l, err := config.Load(config.Sources{Env: append([]string{"PANDASTACK_DATA_DIR=" + t.TempDir()}, env...)})
@@ -37,28 +37,28 @@ func newNode(t *testing.T, env ...string) *node {
 
 func TestLock(t *testing.T) {
 	dir := t.TempDir()
-	first, err := lock(dir)
+	first, err := lockDataDir(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, err = lock(dir)
+	_, err = lockDataDir(dir)
 	busy, ok := errors.AsType[*InUseError](err)
 	if !ok || busy.PID != os.Getpid() || !strings.Contains(err.Error(), dir) ||
 		!strings.Contains(err.Error(), "--data-dir") {
-		t.Errorf("a second lock: %v, want an error with the directory, this process and a remedy", err)
+		t.Errorf("second lock: error %v, want an InUseError with the directory, this process and a remedy", err)
 	}
 	if err := first.Close(); err != nil {
 		t.Fatal(err)
 	}
-	second, err := lock(dir)
+	second, err := lockDataDir(dir)
 	if err != nil {
-		t.Fatalf("after the first has gone: %v", err)
+		t.Fatalf("lock after the first was closed: %v", err)
 	}
 	if err := second.Close(); err != nil {
 		t.Error(err)
 	}
-	if who := (&InUseError{Dir: "/d"}).Error(); !strings.HasPrefix(who, "another node uses") {
-		t.Errorf("an unknown holder: %q", who)
+	if got := (&InUseError{Dir: "/d"}).Error(); !strings.HasPrefix(got, "another node uses") {
+		t.Errorf("error with an unknown process = %q, want it to begin with \"another node uses\"", got)
 	}
 }
 
@@ -66,29 +66,29 @@ func TestSecret(t *testing.T) {
 	n := newNode(t)
 	made, err := n.secret()
 	if err != nil || len(made) != secretBytes || bytes.Equal(made, make([]byte, secretBytes)) {
-		t.Fatalf("%d bytes, %v", len(made), err)
+		t.Fatalf("secret has %d bytes (%v), want %d random bytes", len(made), err, secretBytes)
 	}
 	again, err := n.secret()
 	if err != nil || !bytes.Equal(made, again) {
-		t.Errorf("the second time it is another one (%v)", err)
+		t.Errorf("the second call returned another secret or an error (%v), want the same secret", err)
 	}
 	if info, err := os.Stat(n.path("secret")); err != nil || info.Mode().Perm() != 0o600 {
-		t.Errorf("its file: %v, %v", info, err)
+		t.Errorf("file of the secret: %v, %v, want mode 0600", info, err)
 	}
 	if bytes.Equal(derive(made, "agent"), derive(made, "preview")) || len(derive(made, "agent")) != 32 {
-		t.Error("two purposes have one key")
+		t.Error("keys of two purposes are equal or not 32 bytes long")
 	}
 	if err := os.WriteFile(n.path("secret"), made[:7], 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := n.secret(); err == nil || !strings.Contains(err.Error(), "7 bytes") ||
 		!strings.Contains(err.Error(), "remove it") {
-		t.Errorf("a cut file: %v", err)
+		t.Errorf("truncated file: error %v, want its length and a remedy", err)
 	}
 }
 
-// TestAccess keeps the key of the first start for the command line.
-func TestAccess(t *testing.T) {
+// TestAccessFileKeepsFirstKey checks that a later start keeps the API key of the first one in the access file.
+func TestAccessFileKeepsFirstKey(t *testing.T) {
 	n := newNode(t)
 	read := func() config.NodeAccess {
 		t.Helper()
@@ -98,21 +98,21 @@ func TestAccess(t *testing.T) {
 		}
 		return a
 	}
-	if err := n.leaveAccess(Ready{URL: "http://127.0.0.1:1", FirstKey: "pds_a"}); err != nil {
+	if err := n.writeAccessFile(Ready{URL: "http://127.0.0.1:1", FirstKey: "pds_a"}); err != nil {
 		t.Fatal(err)
 	}
 	if got := read(); got.APIKey != "pds_a" || got.APIURL != "http://127.0.0.1:1" {
-		t.Errorf("after the first start %+v", got)
+		t.Errorf("access file after the first start = %+v, want the key and URL of that start", got)
 	}
-	if err := n.leaveAccess(Ready{URL: "http://127.0.0.1:2", TLSURL: "https://localhost:3"}); err != nil {
+	if err := n.writeAccessFile(Ready{URL: "http://127.0.0.1:2", TLSURL: "https://localhost:3"}); err != nil {
 		t.Fatal(err)
 	}
 	if got := read(); got.APIKey != "pds_a" || got.APIURL != "http://127.0.0.1:2" ||
 		got.TLSURL != "https://localhost:3" {
-		t.Errorf("after the second %+v", got)
+		t.Errorf("access file after the second start = %+v, want the first key and the new URLs", got)
 	}
 	if info, err := os.Stat(config.NodeFile(n.Config.DataDir)); err != nil || info.Mode().Perm()&0o077 != 0 {
-		t.Errorf("others may read it: %v, %v", info, err)
+		t.Errorf("access file: %v, %v, want no permissions for group and others", info, err)
 	}
 }
 
@@ -126,48 +126,48 @@ func TestListen(t *testing.T) {
 	if _, err := taken.listen(t.Context()); err == nil ||
 		!strings.Contains(err.Error(), l.Addr().String()+" is in use") ||
 		!strings.Contains(err.Error(), "--listen") {
-		t.Errorf("a port that is taken: %v", err)
+		t.Errorf("port in use: error %v, want the address and a remedy", err)
 	}
 	if url := n.url(l); url != "http://"+l.Addr().String() {
-		t.Errorf("address %s", url)
+		t.Errorf("url = %s, want http://%s", url, l.Addr())
 	}
 	if err := n.stop(t.Context()); err != nil {
 		t.Errorf("stop: %v", err)
 	}
 	if again, err := net.Listen("tcp", l.Addr().String()); err != nil {
-		t.Errorf("the port is not free again: %v", err)
+		t.Errorf("the port is still in use after stop: %v", err)
 	} else if err := again.Close(); err != nil {
 		t.Error(err)
 	}
 	if none, err := n.listenTLS(t.Context()); err != nil || none != nil {
-		t.Errorf("TLS that was not asked for: %v, %v", none, err)
+		t.Errorf("listenTLS without a configured address = %v, %v, want nil, nil", none, err)
 	}
 }
 
-func TestNames(t *testing.T) {
+func TestCertificateNames(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	told, all := newNode(t).names(l)
-	if told != "localhost" || !slices.Contains(all, "*.localhost") || slices.Contains(all, "*.example.com") {
-		t.Errorf("%s, %v", told, all)
+	name, all := newNode(t).certificateNames(l)
+	if name != "localhost" || !slices.Contains(all, "*.localhost") || slices.Contains(all, "*.example.com") {
+		t.Errorf("certificateNames() = %s, %v, want localhost with its wildcard", name, all)
 	}
-	told, all = newNode(t, "PANDASTACK_PUBLIC_URL=https://panda.example.com:8443").names(l)
-	if told != "panda.example.com" || !slices.Contains(all, "*.panda.example.com") || !slices.IsSorted(all) {
-		t.Errorf("%s, %v", told, all)
+	name, all = newNode(t, "PANDASTACK_PUBLIC_URL=https://panda.example.com:8443").certificateNames(l)
+	if name != "panda.example.com" || !slices.Contains(all, "*.panda.example.com") || !slices.IsSorted(all) {
+		t.Errorf("certificateNames() = %s, %v, want panda.example.com with its wildcard, sorted", name, all)
 	}
 }
 
-// TestComponentFails lets a component end before it is asked to: the node ends with its name and reason, and what
-// was started ends in reverse order.
+// TestComponentFails runs a component that returns before the node stops. The node must fail with the name and error
+// of that component, and stop the others in reverse order.
 func TestComponentFails(t *testing.T) {
 	for _, tt := range []struct {
 		name string
 		err  error
 		want string
-	}{{"error", errors.New("broken"), "second: broken"}, {"quiet", nil, "second: ended"}} {
+	}{{"error", errors.New("broken"), "second: broken"}, {"no-error", nil, "second: stopped unexpectedly"}} {
 		t.Run(tt.name, func(t *testing.T) {
 			n := newNode(t)
 			ctx, fail := context.WithCancelCause(t.Context())
@@ -178,23 +178,24 @@ func TestComponentFails(t *testing.T) {
 				order = append(order, "first ended")
 				return ctx.Err()
 			})
-			n.back.Push("middle", func(context.Context) error { order = append(order, "middle undone"); return nil })
+			n.undo.Push("middle", func(context.Context) error { order = append(order, "middle undone"); return nil })
 			n.run(ctx, "second", func(context.Context) error { return tt.err })
 			<-ctx.Done()
 			if got := context.Cause(ctx); got == nil || got.Error() != tt.want {
-				t.Errorf("the node ends for %v, want %s", got, tt.want)
+				t.Errorf("the node stopped with %v, want %s", got, tt.want)
 			}
 			if err := n.stop(ctx); err != nil {
 				t.Errorf("stop: %v", err)
 			}
 			if want := []string{"middle undone", "first ended"}; !slices.Equal(order, want) {
-				t.Errorf("ended in the order %v, want %v", order, want)
+				t.Errorf("cleanups ran in the order %v, want %v", order, want)
 			}
 		})
 	}
 }
 
-// TestStopIsBounded has a component that does not end: the stop names it when its time is over.
+// TestStopIsBounded stops a node with a component that does not stop: after the shutdown timeout, stop must fail and
+// name it.
 func TestStopIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newNode(t, "PANDASTACK_LIFECYCLE_SHUTDOWN_TIMEOUT=7s")
@@ -202,14 +203,15 @@ func TestStopIsBounded(t *testing.T) {
 		n.run(t.Context(), "stubborn", func(context.Context) error { <-release; return nil })
 		began := time.Now()
 		err := n.stop(t.Context())
-		if err == nil || !strings.Contains(err.Error(), "stubborn does not end") || time.Since(began) != 7*time.Second {
-			t.Errorf("after %v: %v", time.Since(began), err)
+		if err == nil || !strings.Contains(err.Error(), "stubborn did not stop") || time.Since(began) != 7*time.Second {
+			t.Errorf("stop returned after %v with %v, want an error that names the component after 7s",
+				time.Since(began), err)
 		}
 		close(release)
 	})
 }
 
-// TestStartFails starts nodes that cannot be: each says why, and what was taken is free again.
+// TestStartFails starts nodes with invalid settings: Up must return the reason and never call Ready.
 func TestStartFails(t *testing.T) {
 	for _, tt := range []struct {
 		name string
@@ -222,10 +224,10 @@ func TestStartFails(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			n := newNode(t, "PANDASTACK_LISTEN=127.0.0.1:0", tt.env)
-			ready := func(Ready) { t.Error("it is ready") }
+			ready := func(Ready) { t.Error("Ready was called") }
 			err := Up(t.Context(), Options{Config: n.Config, Version: "test", Log: n.Log, Ready: ready})
 			if err == nil || !strings.Contains(err.Error(), tt.want) {
-				t.Errorf("%v, want %q", err, tt.want)
+				t.Errorf("Up: error %v, want it to contain %q", err, tt.want)
 			}
 		})
 	}
@@ -233,36 +235,36 @@ func TestStartFails(t *testing.T) {
 
 func TestKernelIsFoundOnce(t *testing.T) {
 	calls := 0
-	find := once(func(context.Context) (kernel.Boot, error) {
+	find := rememberSuccess(func(context.Context) (kernel.Boot, error) {
 		if calls++; calls == 1 {
 			return kernel.Boot{}, errors.New("not yet")
 		}
 		return kernel.Boot{Digest: "d"}, nil
 	})
 	if _, err := find(t.Context()); err == nil {
-		t.Error("a failure was hidden")
+		t.Error("first call succeeded, want the error of find")
 	}
 	for range 3 {
 		if b, err := find(t.Context()); err != nil || b.Digest != "d" {
-			t.Errorf("%+v, %v", b, err)
+			t.Errorf("find() = %+v, %v, want digest d", b, err)
 		}
 	}
 	if calls != 2 {
-		t.Errorf("looked %d times, want twice: a failure is not remembered, a success is", calls)
+		t.Errorf("find was called %d times, want 2: only a success is remembered", calls)
 	}
 	n := newNode(t)
-	if _, err := n.boot(t.Context()); err == nil || !strings.Contains(err.Error(), "pandastack setup") {
-		t.Errorf("without a kernel: %v, want a remedy", err)
+	if _, err := n.findKernel(t.Context()); err == nil || !strings.Contains(err.Error(), "pandastack setup") {
+		t.Errorf("findKernel without a kernel: error %v, want a remedy", err)
 	}
 }
 
 func TestMemoryIsBounded(t *testing.T) {
-	total, available, err := newNode(t, "PANDASTACK_CAPACITY_MEMORY_MIB=64").memory()()
+	total, available, err := newNode(t, "PANDASTACK_CAPACITY_MEMORY_MIB=64").hostMemory()()
 	if err != nil || total != 64<<20 || available > 64<<20 {
-		t.Errorf("%d of %d, %v", available, total, err)
+		t.Errorf("hostMemory() = %d, %d, %v, want a total of 64 MiB and at most that available", total, available, err)
 	}
-	if total, _, err := newNode(t).memory()(); err != nil || total <= 64<<20 {
-		t.Errorf("without a bound %d, %v", total, err)
+	if total, _, err := newNode(t).hostMemory()(); err != nil || total <= 64<<20 {
+		t.Errorf("total without a limit = %d, %v, want the memory of this host", total, err)
 	}
 }
 
@@ -277,74 +279,84 @@ func TestRecipes(t *testing.T) {
 		size[string(r.Name)] = r.MemoryMiB
 	}
 	if size["mini"] != 256 || size["mini.1g"] != 1024 || size["base"] == 0 {
-		t.Errorf("%v", size)
+		t.Errorf("memory of templates in MiB = %v, want mini 256, mini.1g 1024, and base present", size)
 	}
 	names, err := n.aliases()
 	if err != nil || names["mine"] != "mini" {
-		t.Errorf("%v, %v", names, err)
+		t.Errorf("aliases() = %v, %v, want mine for mini", names, err)
 	}
 	if _, err := newNode(t, "PANDASTACK_TEMPLATES_PARAMS=base.nothing=1").recipes(); err == nil ||
 		!strings.Contains(err.Error(), "nothing") {
-		t.Errorf("a parameter that no recipe has: %v", err)
+		t.Errorf("unknown parameter: error %v, want it to name the parameter", err)
 	}
 }
 
 func TestObjects(t *testing.T) {
 	if o, err := newNode(t).objects(t.Context()); o != nil || err != nil {
-		t.Errorf("without a store: %v, %v", o, err)
+		t.Errorf("objects() without a URL = %v, %v, want nil, nil", o, err)
 	}
 	n := newNode(t, "PANDASTACK_OBJECT_STORE_URL=file://"+filepath.Join(t.TempDir(), "store"))
 	o, err := n.objects(t.Context())
 	if err != nil || o == nil || o.Chunks == nil || o.Cache == nil {
-		t.Errorf("%+v, %v", o, err)
+		t.Errorf("objects() = %+v, %v, want a chunk store and a cache", o, err)
 	}
 	if err := n.stop(t.Context()); err != nil {
 		t.Error(err)
 	}
 }
 
-// asDriver is a driver of which nothing but its abilities is asked.
-type asDriver struct {
+// stubDriver is a driver that has capabilities only.
+type stubDriver struct {
 	vmm.Driver
-	can vmm.Capabilities
+	capabilities vmm.Capabilities
 }
 
-func (d asDriver) Capabilities() vmm.Capabilities { return d.can }
+func (d stubDriver) Capabilities() vmm.Capabilities { return d.capabilities }
 
-// TestPlatform: whatever makes images that others refuse makes another platform, so that templates are baked for it.
+// TestPlatform checks that everything that makes snapshots incompatible changes the name of the platform, so that
+// templates are baked for it.
 func TestPlatform(t *testing.T) {
 	seen := map[string]string{}
-	for what, can := range map[string]vmm.Capabilities{
-		"first": {Name: "q", Version: "1", Accelerator: "tcg", Format: "a"}, "another monitor": {Name: "r", Version: "1", Accelerator: "tcg", Format: "a"},
-		"another version": {Name: "q", Version: "2", Accelerator: "tcg", Format: "a"}, "another accelerator": {Name: "q", Version: "1", Accelerator: "kvm", Format: "a"},
-		"other hardware": {Name: "q", Version: "1", Accelerator: "tcg", Format: "b"},
+	for what, capabilities := range map[string]vmm.Capabilities{
+		"first":               {Name: "q", Version: "1", Accelerator: "tcg", Format: "a"},
+		"another monitor":     {Name: "r", Version: "1", Accelerator: "tcg", Format: "a"},
+		"another version":     {Name: "q", Version: "2", Accelerator: "tcg", Format: "a"},
+		"another accelerator": {Name: "q", Version: "1", Accelerator: "kvm", Format: "a"},
+		"other hardware":      {Name: "q", Version: "1", Accelerator: "tcg", Format: "b"},
 	} {
 		for _, digest := range []string{"k1", "k2"} {
 			find := func(context.Context) (kernel.Boot, error) { return kernel.Boot{Digest: digest}, nil }
-			name, err := newNode(t).platform(asDriver{can: can}, find)(t.Context())
+			name, err := newNode(t).platform(stubDriver{capabilities: capabilities}, find)(t.Context())
 			if other, ok := seen[name]; ok || err != nil {
-				t.Errorf("%s with kernel %s is %q, as %s is (%v)", what, digest, name, other, err)
+				t.Errorf(
+					"platform of %s with kernel %s = %q (%v), want it to differ from %s",
+					what,
+					digest,
+					name,
+					err,
+					other,
+				)
 			}
 			seen[name] = what
 		}
 	}
 }
 
-// Limits are told in units for people and held in bytes.
+// TestLimits checks the machine limits for configured ones, which use MiB and Mbit per second.
 func TestLimits(t *testing.T) {
 	n := newNode(
 		t,
-		"PANDASTACK_LIMITS_DISK_MIB=50",
-		"PANDASTACK_LIMITS_DISK_OPS=700",
+		"PANDASTACK_LIMITS_DISK_MIB_PER_S=50",
+		"PANDASTACK_LIMITS_DISK_IOPS=700",
 		"PANDASTACK_LIMITS_NETWORK_IN_MBIT=80",
 	)
 	if got := n.limits(); got != (hostapi.Limits{DiskMiB: 50, DiskOps: 700, NetworkInMbit: 80}) {
-		t.Errorf("disks are held to %+v", got)
+		t.Errorf("limits() = %+v, want 50 MiB/s, 700 operations a second and 80 Mbit/s in", got)
 	}
 	if got := machine.LineBytes(n.limits().NetworkInMbit); got != 10_000_000 {
-		t.Errorf("the network is held to %d bytes a second", got)
+		t.Errorf("network limit = %d bytes a second, want 10000000", got)
 	}
 	if got := newNode(t).limits(); got != (hostapi.Limits{}) {
-		t.Errorf("without a setting disks are held to %+v", got)
+		t.Errorf("limits() without settings = %+v, want none", got)
 	}
 }

@@ -17,7 +17,7 @@ import (
 	"github.com/pandastack/pandastack/internal/lib/command"
 )
 
-// loadRecipes reads the recipes that come with the program, with the configuration's values in them.
+// loadRecipes returns the built-in recipes with the parameters of the configuration.
 func (n *node) loadRecipes() (map[string]recipe.Recipe, error) {
 	params, err := n.Config.Templates.Values()
 	if err != nil {
@@ -26,7 +26,7 @@ func (n *node) loadRecipes() (map[string]recipe.Recipe, error) {
 	return recipe.Builtin(recipe.Options{Params: params})
 }
 
-// recipes gives the templates that can be baked here.
+// recipes returns the templates that this node can bake.
 func (n *node) recipes() ([]bake.Recipe, error) {
 	builtin, err := n.loadRecipes()
 	if err != nil {
@@ -35,7 +35,7 @@ func (n *node) recipes() ([]bake.Recipe, error) {
 	var all []bake.Recipe
 	for _, name := range slices.Sorted(maps.Keys(builtin)) {
 		r := builtin[name]
-		start, err := programs(r)
+		start, err := startPrograms(r)
 		if err != nil {
 			return nil, fmt.Errorf("template %s: %w", name, err)
 		}
@@ -44,13 +44,24 @@ func (n *node) recipes() ([]bake.Recipe, error) {
 			check = recipe.CheckPath
 		}
 		all = append(all, bake.Recipe{
-			Name: hostapi.TemplateName(
-				r.Name,
-			), Hidden: r.Hidden, Description: r.Description, Base: r.Distribution.Suite,
-			VCPUs: r.VCPUs, MemoryMiB: r.MemoryMiB, DiskMiB: r.DiskMiB, User: r.User, Workdir: r.Workdir, Tools: r.Tools, Limits: hostapi.Limits(r.Limits),
-			Disks: dataDisks(
-				r,
-			), Start: start, Ready: r.Ready, Check: check, Warm: r.Warm, Scrub: true, Digest: r.Digest(),
+			Name:        hostapi.TemplateName(r.Name),
+			Hidden:      r.Hidden,
+			Description: r.Description,
+			Base:        r.Distribution.Suite,
+			VCPUs:       r.VCPUs,
+			MemoryMiB:   r.MemoryMiB,
+			DiskMiB:     r.DiskMiB,
+			User:        r.User,
+			Workdir:     r.Workdir,
+			Tools:       r.Tools,
+			Limits:      hostapi.Limits(r.Limits),
+			Disks:       dataDisks(r),
+			Start:       start,
+			Ready:       r.Ready,
+			Check:       check,
+			Warm:        r.Warm,
+			Scrub:       true,
+			Digest:      r.Digest(),
 			Build: func(ctx context.Context, work, image string, log, step func(string)) error {
 				data := map[string]string{}
 				for _, d := range r.Disks {
@@ -74,7 +85,7 @@ func (n *node) recipes() ([]bake.Recipe, error) {
 	return all, nil
 }
 
-// dataDisks gives the data disks of a recipe.
+// dataDisks returns the data disks of a recipe.
 func dataDisks(r recipe.Recipe) []snapshot.DataDisk {
 	var all []snapshot.DataDisk
 	for _, d := range r.Disks {
@@ -83,8 +94,8 @@ func dataDisks(r recipe.Recipe) []snapshot.DataDisk {
 	return all
 }
 
-// programs gives what runs on in a template.
-func programs(r recipe.Recipe) ([]bake.Start, error) {
+// startPrograms returns the programs that keep running in a template, interpreters included.
+func startPrograms(r recipe.Recipe) ([]bake.Start, error) {
 	var all []bake.Start
 	for _, s := range r.Start {
 		spec := guestapi.ProcessSpec{Shell: "exec " + s.Command, Dir: s.Dir, User: s.User, Tag: s.Name}
@@ -101,8 +112,8 @@ func programs(r recipe.Recipe) ([]bake.Start, error) {
 	return all, nil
 }
 
-// aliases are the other names of templates: those that published clients ask for, the recipes' own, and
-// those of the configuration. A later one wins.
+// aliases returns the aliases of templates: the names that published clients use, those of the recipes, and those of
+// the configuration. A later one wins.
 func (n *node) aliases() (map[string]string, error) {
 	all := template.BuiltinAliases()
 	recipes, err := n.loadRecipes()

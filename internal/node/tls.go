@@ -14,7 +14,7 @@ import (
 	"github.com/pandastack/pandastack/internal/ingress/proxy"
 )
 
-// listenTLS takes the address of the API over TLS; nil if it is not to be served so.
+// listenTLS listens on the address of the API over TLS. It returns nil if TLS is not configured.
 func (n *node) listenTLS(ctx context.Context) (net.Listener, error) {
 	if n.Config.TLS.Listen == "" {
 		return nil, nil
@@ -22,13 +22,13 @@ func (n *node) listenTLS(ctx context.Context) (net.Listener, error) {
 	return n.listenAt(ctx, n.Config.TLS.Listen, "--tls-listen")
 }
 
-// serveTLS answers requests over TLS and HTTP/2, and tells where and what clients have to trust: nothing, ""
-// for a certificate that was configured.
+// serveTLS serves requests over TLS, with HTTP/2. It returns the URL, and the CA certificate that clients have to
+// trust, which is empty if the configuration names a certificate.
 func (n *node) serveTLS(ctx context.Context, l net.Listener, handler http.Handler) (address, caFile string, err error) {
 	load := func(time.Time) (tls.Certificate, error) {
 		return tls.LoadX509KeyPair(n.Config.TLS.Cert, n.Config.TLS.Key)
 	}
-	name, names := n.names(l)
+	name, names := n.certificateNames(l)
 	if n.Config.TLS.Cert == "" {
 		dir := n.path("tls")
 		if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -39,11 +39,11 @@ func (n *node) serveTLS(ctx context.Context, l net.Listener, handler http.Handle
 			return cert, err
 		}
 	}
-	kept, err := proxy.NewReloadingCertificate(load, n.Log)
+	cert, err := proxy.NewReloadingCertificate(load, n.Log)
 	if err != nil {
 		return "", "", fmt.Errorf("TLS: %w", err)
 	}
-	n.serve(ctx, l, handler, &tls.Config{GetCertificate: kept.Get, MinVersion: tls.VersionTLS12})
+	n.serve(ctx, l, handler, &tls.Config{GetCertificate: cert.Get, MinVersion: tls.VersionTLS12})
 	_, port, err := net.SplitHostPort(l.Addr().String())
 	if err != nil {
 		return "", "", err
@@ -54,17 +54,17 @@ func (n *node) serveTLS(ctx context.Context, l net.Listener, handler http.Handle
 	return "https://" + name, caFile, nil
 }
 
-// names are what a certificate of this node's own has to hold, and the one that users are told: that of the
-// public address, else localhost, and below it a wildcard for the ports of sandboxes.
-func (n *node) names(l net.Listener) (told string, all []string) {
-	told = "localhost"
+// certificateNames returns the host name of this node, which is that of the public URL or localhost, and all names of
+// a certificate that the node issues itself: the host name, a wildcard below it for sandbox ports, and local addresses.
+func (n *node) certificateNames(l net.Listener) (name string, all []string) {
+	name = "localhost"
 	if u, err := url.Parse(n.Config.PublicURL); err == nil && u.Hostname() != "" {
-		told = u.Hostname()
+		name = u.Hostname()
 	}
-	all = []string{told, "localhost", "*.localhost", "127.0.0.1", "::1"}
-	// Node.js takes no wildcard below a single label, so that a domain is needed for what it reaches by name.
-	if net.ParseIP(told) == nil && told != "localhost" {
-		all = append(all, "*."+told)
+	all = []string{name, "localhost", "*.localhost", "127.0.0.1", "::1"}
+	// Node.js rejects a wildcard below a single label, so its clients need a public URL with a domain.
+	if net.ParseIP(name) == nil && name != "localhost" {
+		all = append(all, "*."+name)
 	}
 	if host, _, err := net.SplitHostPort(l.Addr().String()); err == nil {
 		if ip := net.ParseIP(host); ip != nil && !ip.IsUnspecified() {
@@ -72,5 +72,5 @@ func (n *node) names(l net.Listener) (told string, all []string) {
 		}
 	}
 	slices.Sort(all)
-	return told, slices.Compact(all)
+	return name, slices.Compact(all)
 }
