@@ -19,7 +19,7 @@ func addressed(host, id, port string) *http.Request {
 	return r
 }
 
-// TestAddresses holds the addressers of the protocol, in their order, against hosts and headers.
+// TestAddresses checks the addressers of the protocol, in their order.
 func TestAddresses(t *testing.T) {
 	p, err := e2b.New(e2b.Config{Secret: bytes.Repeat([]byte{7}, 32)}, nil, nil, nil, &repl.Runner{})
 	if err != nil {

@@ -1,4 +1,4 @@
-// Package e2b serves E2B's protocol: its control API, and its agent and code interpreter on reserved ports of sandboxes.
+// Package e2b serves E2B's protocol: the control API, and agent and code interpreter on ports of sandboxes.
 //
 // It joins the packages control, envd and interpreter with package proxy: it adds E2B's rules to those of ports (access
 // and traffic tokens, sandboxes that requests do not wake, addresses in headers). The generic proxy knows none of them.
@@ -73,7 +73,7 @@ func (p *Protocol) Close() { p.agent.Close() }
 // Middleware serves the paths of the control API and passes all other requests to next.
 func (p *Protocol) Middleware(next http.Handler) http.Handler { return p.control.Middleware(next) }
 
-// SandboxConfig returns how ports of sandboxes are resolved by the rules of this protocol and of our own.
+// SandboxConfig returns the rules of this protocol for a proxy.SandboxResolver.
 //
 // previewKey is as in proxy.SandboxConfig.
 func (p *Protocol) SandboxConfig(previewKey []byte) proxy.SandboxConfig {
@@ -87,7 +87,8 @@ func (p *Protocol) SandboxConfig(previewKey []byte) proxy.SandboxConfig {
 
 // AddressOfHeaders is the proxy.Addresser of the headers E2b-Sandbox-Id and E2b-Sandbox-Port.
 //
-// They count only on hosts that name no sandbox themselves: localhost, IP addresses and names that begin with "sandbox.".
+// They count only on hosts that name no sandbox themselves: localhost, IP addresses and names that begin with
+// "sandbox.".
 func AddressOfHeaders(r *http.Request) (proxy.Address, bool, error) {
 	id, port := r.Header.Get(sandboxHeader), r.Header.Get(portHeader)
 	if id == "" || port == "" || !isSharedHost(proxy.Hostname(r.Host)) {
@@ -106,8 +107,8 @@ func (p *Protocol) TrafficToken(id api.SandboxID) (header, token string) {
 	return TrafficHeader, p.control.TrafficToken(id)
 }
 
-// WakesOnRequest implements proxy.Policy. Clients of this protocol connect to a sandbox that sleeps, unless they made it
-// to resume by itself.
+// WakesOnRequest implements proxy.Policy. Clients of this protocol connect to a sandbox that sleeps, unless they made
+// it to resume by itself.
 func (*Protocol) WakesOnRequest(b api.Sandbox) bool { return control.WakesOnRequest(b.Metadata) }
 
 // ResumeTimeout implements proxy.Policy.

@@ -32,7 +32,7 @@ import (
 
 const domain = "sandboxes.test"
 
-// fixture is a whole control plane over a simulated host, with the gate as its only door.
+// fixture is a whole control plane over a simulated host, reached through the proxy and E2B's protocol.
 type fixture struct {
 	t    *testing.T
 	url  string
@@ -88,7 +88,7 @@ func newFixture(t *testing.T) *fixture {
 	return &fixture{t: t, url: srv.URL, key: key, host: host, keys: keys, boxes: service}
 }
 
-// call sends a request to the control API and answers status and body.
+// call sends a request to the control API and returns status, body and header of the response.
 func (w *fixture) call(method, path, key, body string) (int, string, http.Header) {
 	w.t.Helper()
 	req, err := http.NewRequestWithContext(w.t.Context(), method, w.url+path, strings.NewReader(body))
@@ -117,7 +117,7 @@ func (w *fixture) must(status int, method, path, body string) string {
 	w.t.Helper()
 	got, text, _ := w.call(method, path, w.key, body)
 	if got != status {
-		w.t.Fatalf("%s %s: %d %s, want %d", method, path, got, text, status)
+		w.t.Fatalf("%s %s: got %d %s, want %d", method, path, got, text, status)
 	}
 	return text
 }
@@ -146,7 +146,7 @@ func TestLifeOfASandbox(t *testing.T) {
 	w := newFixture(t)
 	c := w.create("/v2/sandboxes", `{"templateID":"base","timeout":60,"metadata":{"a":"x y"},"envVars":{"V":"1"}}`)
 	if c.Domain != domain || c.EnvdAccessToken == "" || c.EnvdVersion == "" {
-		t.Errorf("created %+v", c)
+		t.Errorf("create returned %+v, want domain, token and version", c)
 	}
 	path := "/sandboxes/" + c.SandboxID
 	detail := w.must(200, "GET", path, "")
@@ -160,7 +160,7 @@ func TestLifeOfASandbox(t *testing.T) {
 		t.Errorf("list %s lacks the sandbox", list)
 	}
 	if list := w.must(200, "GET", "/v2/sandboxes?metadata=a%3Dother", ""); strings.TrimSpace(list) != "[]" {
-		t.Errorf("filtered list %s, want none", list)
+		t.Errorf("filtered list = %s, want none", list)
 	}
 
 	w.must(204, "POST", path+"/pause", "")
@@ -177,14 +177,14 @@ func TestLifeOfASandbox(t *testing.T) {
 	w.must(204, "POST", path+"/timeout", `{"timeout":100}`)
 	w.must(204, "POST", path+"/refreshes", `{"duration":200}`)
 	if got := w.must(201, "POST", path+"/fork", `{"count":2}`); strings.Count(got, `"sandboxID"`) != 2 {
-		t.Errorf("fork answered %s", got)
+		t.Errorf("fork returned %s, want two sandboxes", got)
 	}
 	var snap struct{ SnapshotID string }
 	if err := json.Unmarshal([]byte(w.must(201, "POST", path+"/snapshots", `{"name":"first"}`)), &snap); err != nil {
 		t.Fatal(err)
 	}
 	if got := w.must(200, "GET", "/snapshots?name=first", ""); !strings.Contains(got, snap.SnapshotID) {
-		t.Errorf("snapshots %s", got)
+		t.Errorf("list of snapshots %s lacks the snapshot", got)
 	}
 	w.create("/v2/sandboxes", fmt.Sprintf(`{"templateID":%q}`, snap.SnapshotID))
 	w.must(200, "GET", path+"/metrics", "")
@@ -221,16 +221,16 @@ func TestRefusals(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			status, text, _ := w.call(c.method, c.path, c.key, c.body)
 			if status != c.status || !strings.Contains(text, c.want) {
-				t.Errorf("%d %.300s; want %d with %q", status, text, c.status, c.want)
+				t.Errorf("got %d %.300s; want %d with %q", status, text, c.status, c.want)
 			}
 		})
 	}
 	if status, _, _ := w.call("GET", "/v2/sandboxes", "e2b_"+strings.TrimPrefix(w.key, "pds_"), ""); status != 200 {
-		t.Errorf("a key in the form of old clients answers %d", status)
+		t.Errorf("status with a key in the form of old clients = %d, want 200", status)
 	}
 }
 
-// life tells what happens at the end of a sandbox, and how far away that is.
+// life returns what happens at the end of a sandbox, and the time left until then.
 func (w *fixture) life(id string) (onTimeout string, left time.Duration) {
 	w.t.Helper()
 	var detail struct {
@@ -241,7 +241,7 @@ func (w *fixture) life(id string) (onTimeout string, left time.Duration) {
 	return detail.Lifecycle.OnTimeout, time.Until(detail.EndAt)
 }
 
-// agent is a client of the agent of one sandbox, found by host name.
+// agent returns a client of the agent of one sandbox, which it reaches by host name.
 func (w *fixture) agent(id, token string) processconnect.ProcessClient {
 	return processconnect.NewProcessClient(
 		&http.Client{Transport: asHost{"49983-" + id + "." + domain, token}},
@@ -270,16 +270,16 @@ func TestAgentByHostName(t *testing.T) {
 		t.Error(err)
 	}
 	if err := list("wrong"); connect.CodeOf(err) != connect.CodeUnauthenticated {
-		t.Errorf("a wrong token: %v", err)
+		t.Errorf("List with a wrong token returned %v, want unauthenticated", err)
 	}
 	open := w.create("/sandboxes", `{"templateID":"base"}`)
 	if open.EnvdAccessToken != "" {
-		t.Error("a client of the first version got a token it did not ask for")
+		t.Error("a client of the first version got a token that it did not request")
 	}
 	if _, err := w.agent(open.SandboxID, "").List(t.Context(), connect.NewRequest(&pb.ListRequest{})); err != nil {
 		t.Error(err)
 	}
-	// At rest it is not there, and its traffic does not wake it.
+	// A sandbox that sleeps is not found, and requests do not wake it.
 	w.must(204, "POST", "/sandboxes/"+c.SandboxID+"/pause", "")
 	req, err := http.NewRequestWithContext(t.Context(), "GET", w.url+"/", nil)
 	if err != nil {
@@ -287,12 +287,12 @@ func TestAgentByHostName(t *testing.T) {
 	}
 	req.Host = "3000-" + c.SandboxID + "." + domain
 	if status, text, _ := w.do(req); status != 502 || !strings.Contains(text, "The sandbox was not found") {
-		t.Errorf("a paused sandbox answers %d %s", status, text)
+		t.Errorf("request to a paused sandbox: got %d %s, want 502", status, text)
 	}
 	if err := list(c.EnvdAccessToken); connect.CodeOf(err) != connect.CodeUnavailable {
-		t.Errorf("the agent of a paused sandbox: %v", err)
+		t.Errorf("List of a paused sandbox returned %v, want unavailable", err)
 	}
-	// One that was made to resume by itself is woken.
+	// A sandbox that was made to resume by itself is woken.
 	auto := w.create("/v2/sandboxes", `{"templateID":"base","autoPause":true,"autoResume":{"enabled":true}}`)
 	if detail := w.must(200, "GET", "/sandboxes/"+auto.SandboxID, ""); !strings.Contains(
 		detail,
@@ -302,10 +302,10 @@ func TestAgentByHostName(t *testing.T) {
 	}
 	w.must(204, "POST", "/sandboxes/"+auto.SandboxID+"/pause", "")
 	if _, err := w.agent(auto.SandboxID, auto.EnvdAccessToken).List(t.Context(), connect.NewRequest(&pb.ListRequest{})); err != nil {
-		t.Errorf("a request did not wake it: %v", err)
+		t.Errorf("List of a sandbox that resumes by itself returned %v, want it woken", err)
 	}
 	if life, left := w.life(auto.SandboxID); life != "pause" || left < 200*time.Second || left > 300*time.Second {
-		t.Errorf("woken by a request it has %s until %q, want 300 s until pause", left, life)
+		t.Errorf("a sandbox that a request woke has %s until %q, want 300 s until pause", left, life)
 	}
 	long := w.create(
 		"/v2/sandboxes",
@@ -313,21 +313,21 @@ func TestAgentByHostName(t *testing.T) {
 	)
 	w.must(204, "POST", "/sandboxes/"+long.SandboxID+"/pause", "")
 	if life, _ := w.life(long.SandboxID); life != "pause" {
-		t.Errorf("at rest its lifecycle says %q, want pause", life)
+		t.Errorf("lifecycle of the paused sandbox = %q, want pause", life)
 	}
 	if _, err := w.agent(long.SandboxID, long.EnvdAccessToken).List(t.Context(), connect.NewRequest(&pb.ListRequest{})); err != nil {
 		t.Error(err)
 	}
 	if _, left := w.life(long.SandboxID); left < 3900*time.Second || left > 4000*time.Second {
-		t.Errorf("woken by a request it has %s, want those of its create", left)
+		t.Errorf("a sandbox that a request woke has %s, want the timeout of its create", left)
 	}
 	w.must(201, "POST", "/sandboxes/"+c.SandboxID+"/connect", "")
 	if err := list(c.EnvdAccessToken); err != nil {
-		t.Errorf("the token does not hold after the wake: %v", err)
+		t.Errorf("List with the old token after the wake returned %v, want no error", err)
 	}
 }
 
-// TestListInOrder: lists go either way, from a time on.
+// TestListInOrder checks the order of lists, and lists from a time on.
 func TestListInOrder(t *testing.T) {
 	w := newFixture(t)
 	var ids, started []string
@@ -367,8 +367,8 @@ func TestListInOrder(t *testing.T) {
 	}
 }
 
-// TestPauseWithoutMemory: a sandbox that keeps its disk alone is booted when it is connected to, and so is one with
-// memory whose client does not want it.
+// TestPauseWithoutMemory checks that a sandbox without memory boots when a client connects, and so does one with memory
+// whose client does not want it.
 func TestPauseWithoutMemory(t *testing.T) {
 	w := newFixture(t)
 	boot := func(id string) hostapi.BootMode {

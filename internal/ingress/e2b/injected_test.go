@@ -14,7 +14,7 @@ import (
 	pb "github.com/pandastack/pandastack/internal/ingress/e2b/envd/proto/process"
 )
 
-// principal is who the world's key is.
+// principal returns the principal of the fixture's key.
 func (w *fixture) principal() auth.Principal {
 	w.t.Helper()
 	p, err := w.keys.Authenticate(w.t.Context(), w.key)
@@ -24,7 +24,7 @@ func (w *fixture) principal() auth.Principal {
 	return p
 }
 
-// says runs a command in a sandbox and gives what it printed.
+// says runs a command in a sandbox and returns its output.
 func (w *fixture) says(id, cmd string) string {
 	w.t.Helper()
 	g, err := w.boxes.Guest(w.t.Context(), w.principal(), api.SandboxID(id))
@@ -49,9 +49,9 @@ func (w *fixture) says(id, cmd string) string {
 	}
 }
 
-// TestProgramsFindTheProtocol: programs find this protocol's variables and files in what was made through it and in
-// all that comes of that, each its own, and not in what was made through another face and is only used through this
-// one.
+// TestProgramsFindTheProtocol checks that programs find this protocol's variables and files in sandboxes that were made
+// through it and in everything made from them, each with its own values. A sandbox that was made through another API
+// does not have them, even if it is used through this one.
 func TestProgramsFindTheProtocol(t *testing.T) {
 	w := newFixture(t)
 	const ask = "echo $V $E2B_SANDBOX $E2B_SANDBOX_ID $E2B_TEMPLATE_ID; cat /run/e2b/.E2B_SANDBOX; echo; cat /run/e2b/.E2B_SANDBOX_ID; echo; cat /run/e2b/.E2B_TEMPLATE_ID"
@@ -59,7 +59,7 @@ func TestProgramsFindTheProtocol(t *testing.T) {
 		t.Helper()
 		want := "1 true " + id + " " + template + "\ntrue\n" + id + "\n" + template
 		if got := w.says(id, ask); got != want {
-			t.Errorf("sandbox %s says %q, want %q", id, got, want)
+			t.Errorf("sandbox %s prints %q, want %q", id, got, want)
 		}
 	}
 	made := w.create("/v2/sandboxes", `{"templateID":"base","envVars":{"V":"1"}}`).SandboxID
@@ -90,9 +90,9 @@ func TestProgramsFindTheProtocol(t *testing.T) {
 	var token struct{ EnvdAccessToken string }
 	w.decode(w.must(200, "POST", "/v2/sandboxes/"+string(other.ID)+"/connect", ""), &token)
 	if _, err := w.agent(string(other.ID), token.EnvdAccessToken).List(t.Context(), connect.NewRequest(&pb.ListRequest{})); err != nil {
-		t.Errorf("a sandbox of another face does not open: %v", err)
+		t.Errorf("agent of a sandbox of another API returned %v, want no error", err)
 	}
 	if got := w.says(string(other.ID), "echo $V $E2B_SANDBOX $E2B_SANDBOX_ID"); got != "1\n" && got != "1  \n" {
-		t.Errorf("a sandbox of another face says %q", got)
+		t.Errorf("a sandbox of another API prints %q, want no variables", got)
 	}
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/pandastack/pandastack/internal/ingress/e2b"
 )
 
-// reaches gives the policy of a sandbox's machine.
+// reaches returns the egress policy of a sandbox's machine.
 func (w *fixture) reaches(id string) hostapi.Egress {
 	w.t.Helper()
 	m, err := w.host.Get(w.t.Context(), hostapi.MachineID(id))
@@ -44,7 +44,7 @@ func TestNetworkOfSandboxes(t *testing.T) {
 	path := "/sandboxes/" + made.SandboxID
 	w.must(204, "PUT", path+"/network", `{"allowOut":["*.example.com","1.1.1.1"],"denyOut":["0.0.0.0/0"]}`)
 	if got := w.reaches(made.SandboxID); !got.Equal(few) {
-		t.Errorf("after a change: %+v", got)
+		t.Errorf("after a change the machine has %+v, want the new policy", got)
 	}
 	if text := w.must(200, "GET", path, ""); !strings.Contains(
 		text,
@@ -54,15 +54,15 @@ func TestNetworkOfSandboxes(t *testing.T) {
 	}
 	w.must(204, "PUT", path+"/network", `{"allow_internet_access":false}`)
 	if got := w.reaches(made.SandboxID); !got.Equal(hostapi.Egress{DenyOthers: true}) {
-		t.Errorf("without internet access: %+v", got)
+		t.Errorf("without internet access the machine has %+v, want all denied", got)
 	}
 	w.must(204, "PUT", path+"/network", `{}`) // a full replacement
 	if got := w.reaches(made.SandboxID); !got.IsZero() {
-		t.Errorf("after an empty change: %+v", got)
+		t.Errorf("after an empty change the machine has %+v, want everything allowed", got)
 	}
 }
 
-// TestPortsOfSandboxes: what a create says about ports is kept through changes of what may be reached, and shown.
+// TestPortsOfSandboxes checks that what a create says about ports survives changes of the network, and is shown.
 func TestPortsOfSandboxes(t *testing.T) {
 	w := newFixture(t)
 	made := w.create(
@@ -75,7 +75,7 @@ func TestPortsOfSandboxes(t *testing.T) {
 		text,
 		`"network":{"denyOut":["198.51.100.7"],"maskRequestHost":"app.example:${PORT}","httpsPorts":[8443]}`,
 	) {
-		t.Errorf("detail %s lacks what concerns its ports", text)
+		t.Errorf("detail %s lacks the settings of its ports", text)
 	}
 	for body, say := range map[string]string{
 		`{"maskRequestHost":"a b"}`:               "network.maskRequestHost: ",
@@ -86,7 +86,7 @@ func TestPortsOfSandboxes(t *testing.T) {
 	} {
 		if status, text, _ := w.call("POST", "/v2/sandboxes", w.key, `{"templateID":"base","network":`+body+`}`); status != 400 ||
 			!strings.Contains(text, say) {
-			t.Errorf("create with %s: %d %s, want a refusal that says %q", body, status, text, say)
+			t.Errorf("create with %s: got %d %s, want a refusal that says %q", body, status, text, say)
 		}
 	}
 }
@@ -105,24 +105,24 @@ func TestNetworkRefused(t *testing.T) {
 	} {
 		status, text, _ := w.call("PUT", "/sandboxes/"+made.SandboxID+"/network", w.key, body)
 		if status != 400 && status != 501 || !strings.Contains(text, say) {
-			t.Errorf("%s: %d %s, want a refusal that says %q", body, status, text, say)
+			t.Errorf("%s: got %d %s, want a refusal that says %q", body, status, text, say)
 		}
 		if !strings.HasPrefix(say, "not ") {
 			status, text, _ = w.call("POST", "/v2/sandboxes", w.key, `{"templateID":"base","network":`+body+`}`)
 			if status != 400 && status != 501 || !strings.Contains(text, "network."+say) {
-				t.Errorf("create with %s: %d %s, want a refusal that says %q", body, status, text, say)
+				t.Errorf("create with %s: got %d %s, want a refusal that says %q", body, status, text, say)
 			}
 		}
 	}
 	if got := w.reaches(made.SandboxID); !got.Equal(hostapi.Egress{DenyOthers: true}) {
-		t.Errorf("after refusals: %+v", got)
+		t.Errorf("after refused changes the machine has %+v, want the first policy", got)
 	}
 	if status, text, _ := w.call("PUT", "/sandboxes/sbxaaaaaaaaaaaaaaaaaaaaa/network", w.key, `{}`); status != 404 {
-		t.Errorf("of no sandbox: %d %s", status, text)
+		t.Errorf("network of no sandbox: got %d %s, want 404", status, text)
 	}
 }
 
-// TestPrivatePorts: without a token nobody reaches a private sandbox, and nobody wakes it.
+// TestPrivatePorts checks that no request without a token reaches or wakes a private sandbox.
 func TestPrivatePorts(t *testing.T) {
 	w := newFixture(t)
 	type told struct{ SandboxID, TrafficAccessToken, EnvdAccessToken string }
@@ -130,7 +130,7 @@ func TestPrivatePorts(t *testing.T) {
 	body := `{"templateID":"base","autoPause":true,"autoResume":{"enabled":true},"network":{"allowPublicTraffic":false}}`
 	if err := json.Unmarshal([]byte(w.must(201, "POST", "/v2/sandboxes", body)), &made); err != nil ||
 		made.TrafficAccessToken == "" {
-		t.Fatalf("%+v, %v", made, err)
+		t.Fatalf("create returned %+v, %v; want a traffic token", made, err)
 	}
 	path := "/sandboxes/" + made.SandboxID
 	if text := w.must(200, "GET", path, ""); !strings.Contains(text, `"allowPublicTraffic":false`) {
@@ -151,14 +151,14 @@ func TestPrivatePorts(t *testing.T) {
 	}
 	for _, port := range []int{3000, 49999} {
 		if status, text := reach(port, "", ""); status != 403 || !strings.Contains(text, e2b.TrafficHeader) {
-			t.Errorf("port %d without a token: %d %s", port, status, text)
+			t.Errorf("port %d without a token: got %d %s, want 403", port, status, text)
 		}
 	}
 	if status, text := reach(49999, e2b.TrafficHeader, made.TrafficAccessToken); status != 200 {
-		t.Errorf("contexts with the token: %d %s", status, text)
+		t.Errorf("contexts with the token: got %d %s, want 200", status, text)
 	}
 	if status, _ := reach(49983, "", ""); status != 404 {
-		t.Errorf("the agent, which asks for its own token: %d", status)
+		t.Errorf("status of the agent, which checks its own token = %d, want 404", status)
 	}
 	for _, knock := range []struct {
 		port        int
@@ -172,12 +172,12 @@ func TestPrivatePorts(t *testing.T) {
 		status, text := reach(knock.port, knock.name, knock.token)
 		state := w.must(200, "GET", path, "")
 		if strings.Contains(state, `"state":"running"`) != knock.wakes || !knock.wakes && status != 502 {
-			t.Errorf("%+v: %d %s, then %s", knock, status, text, state)
+			t.Errorf("%+v: got %d %s, then %s; want 502 or a running sandbox", knock, status, text, state)
 		}
 		w.must(map[bool]int{true: 200, false: 201}[knock.wakes], "POST", path+"/connect", "")
 	}
 	w.must(204, "PUT", path+"/network", `{"allow_internet_access":false}`)
 	if status, _ := reach(3000, "", ""); status != 403 {
-		t.Errorf("a change of the network opened the ports: %d", status)
+		t.Errorf("status after a change of the network = %d, want 403", status)
 	}
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/pandastack/pandastack/api"
 )
 
-// TestQueriesAreUnderstood: no route ignores a name in a query that it does not know.
+// TestQueriesAreUnderstood checks that no route ignores an unknown name in a query.
 func TestQueriesAreUnderstood(t *testing.T) {
 	w := newFixture(t)
 	id := w.create("/v2/sandboxes", `{"templateID":"base"}`).SandboxID
@@ -28,7 +28,7 @@ func TestQueriesAreUnderstood(t *testing.T) {
 		t.Helper()
 		status, text, _ := w.call(method, path+"?colour=red", w.key, body)
 		if (status != 400 || !strings.Contains(text, "colour")) && status != 501 {
-			t.Errorf("%s %s with a colour: %d %s, want it refused by name", method, path, status, text)
+			t.Errorf("%s %s with an unknown name: got %d %s, want a refusal that names it", method, path, status, text)
 		}
 	}
 	for _, r := range ofSandbox {
@@ -42,8 +42,8 @@ func TestQueriesAreUnderstood(t *testing.T) {
 	w.must(200, "GET", "/sandboxes/"+id, "")
 }
 
-// TestFiltersAsClientsSendThem: metadata is encoded twice, states come in either form of a list, and the number that
-// run is that of all pages.
+// TestFiltersAsClientsSendThem checks that metadata is decoded twice, that states come in either form of a list, and
+// that the number of running sandboxes counts all pages.
 func TestFiltersAsClientsSendThem(t *testing.T) {
 	w := newFixture(t)
 	const key, value = "a & b", "100% +ü=x y"
@@ -52,7 +52,7 @@ func TestFiltersAsClientsSendThem(t *testing.T) {
 	}
 	resting := w.create("/v2/sandboxes", `{"templateID":"base"}`).SandboxID
 	w.must(204, "POST", "/sandboxes/"+resting+"/pause", "")
-	// encodeURIComponent of a browser is url.PathEscape but for a few signs that need no escape.
+	// encodeURIComponent of a browser is url.PathEscape except for a few characters that need no escape.
 	inner := url.Values{url.PathEscape(key): {url.PathEscape(value)}}.Encode()
 	count := func(query string) int {
 		t.Helper()
@@ -71,7 +71,7 @@ func TestFiltersAsClientsSendThem(t *testing.T) {
 		"template=nobody-has-it":     0,
 	} {
 		if got := count(query); got != want {
-			t.Errorf("%s: %d sandboxes, want %d", query, got, want)
+			t.Errorf("%s: got %d sandboxes, want %d", query, got, want)
 		}
 	}
 	seen, next := 0, ""
@@ -79,16 +79,16 @@ func TestFiltersAsClientsSendThem(t *testing.T) {
 		_, text, header := w.call("GET", "/v2/sandboxes?limit=1&nextToken="+url.QueryEscape(next), w.key, "")
 		seen += strings.Count(text, `"sandboxID"`)
 		if got := header.Get("X-Total-Running"); got != "3" {
-			t.Errorf("a page says that %s run, want 3", got)
+			t.Errorf("X-Total-Running of a page = %s, want 3", got)
 		}
 		next = header.Get("X-Next-Token")
 	}
 	if seen != 4 || next != "" {
-		t.Errorf("%d on the pages, then %q", seen, next)
+		t.Errorf("got %d sandboxes on the pages, then cursor %q; want all and none", seen, next)
 	}
 }
 
-// TestMetricsOfATime: what was measured is told of the time that is asked about, and of no other.
+// TestMetricsOfATime checks that metrics are those of the requested time.
 func TestMetricsOfATime(t *testing.T) {
 	w := newFixture(t)
 	id := w.create("/v2/sandboxes", `{"templateID":"base"}`).SandboxID
@@ -105,10 +105,10 @@ func TestMetricsOfATime(t *testing.T) {
 	} {
 		want := 0
 		if row.any {
-			want = i + 1 // each question is measured
+			want = i + 1 // each request measures
 		}
 		if got := strings.Count(w.must(200, "GET", "/sandboxes/"+id+"/metrics?"+row.query, ""), `"timestampUnix"`); got != want {
-			t.Errorf("metrics with %s: %d, want %d", row.query, got, want)
+			t.Errorf("metrics with %s: got %d points, want %d", row.query, got, want)
 		}
 	}
 	for _, query := range []string{"start=x", "end=-1", "start=5&end=4"} {
@@ -118,17 +118,17 @@ func TestMetricsOfATime(t *testing.T) {
 		got,
 		"timestampUnix",
 	) != 1 {
-		t.Errorf("metrics of many: %s", got)
+		t.Errorf("metrics of several sandboxes = %s, want one per sandbox", got)
 	}
 	w.must(404, "GET", "/sandboxes/sbxaaaaaaaaaaaaaaaaaaaaa/metrics", "")
 }
 
-// TestEveryField: every field of a create in the protocol is honoured or refused by its name.
+// TestEveryField checks that every field of a create in the protocol is honoured or refused by its name.
 func TestEveryField(t *testing.T) {
 	w := newFixture(t)
 	for field, c := range map[string]struct {
 		body   string
-		shows  string // in the sandbox's details; "": the field is refused
+		shows  string // in the sandbox's detail; "": the field is refused
 		status int
 	}{
 		"templateID":                 {`"timeout":60`, `"templateID":"base"`, 201},
@@ -153,7 +153,7 @@ func TestEveryField(t *testing.T) {
 		for _, path := range []string{"/sandboxes", "/v2/sandboxes"} {
 			status, text, _ := w.call("POST", path, w.key, `{"templateID":"base",`+c.body+`}`)
 			if status != c.status || c.shows == "" && !strings.Contains(text, field) {
-				t.Errorf("%s in a create at %s: %d %s, want %d", field, path, status, text, c.status)
+				t.Errorf("%s in a create at %s: got %d %s, want %d", field, path, status, text, c.status)
 				continue
 			}
 			if c.shows == "" {
@@ -162,23 +162,23 @@ func TestEveryField(t *testing.T) {
 			var made created
 			w.decode(text, &made)
 			if detail := w.must(200, "GET", "/sandboxes/"+made.SandboxID, ""); !strings.Contains(detail, c.shows) {
-				t.Errorf("%s: the sandbox %s does not show %s", field, detail, c.shows)
+				t.Errorf("%s: detail %s lacks %s", field, detail, c.shows)
 			}
 			if field == "autoPauseMemory" {
 				if b, err := w.boxes.Get(t.Context(), w.principal(), api.SandboxID(made.SandboxID)); err != nil ||
 					b.OnTimeout != api.TimeoutStop {
-					t.Errorf("%s: at its end it does %q, %v", field, b.OnTimeout, err)
+					t.Errorf("%s: lifecycle on timeout = %q, %v", field, b.OnTimeout, err)
 				}
 			}
 		}
 	}
 	made := w.create("/v2/sandboxes", `{"templateID":"base","envVars":{"V":"given"},"timeout":1000}`)
 	if got := w.says(made.SandboxID, "echo $V"); got != "given\n" {
-		t.Errorf("envVars: %q", got)
+		t.Errorf("envVars: the program sees %q", got)
 	}
 	var detail struct{ EndAt time.Time }
 	w.decode(w.must(200, "GET", "/sandboxes/"+made.SandboxID, ""), &detail)
 	if left := time.Until(detail.EndAt); left < 900*time.Second || left > 1000*time.Second {
-		t.Errorf("timeout: it ends in %s", left)
+		t.Errorf("timeout: the sandbox ends in %s", left)
 	}
 }

@@ -14,10 +14,10 @@ import (
 	"github.com/pandastack/pandastack/internal/ingress/e2b/control"
 )
 
-// route is one of the control API, with a body that it takes.
+// route is a route of the control API, with a body that it accepts.
 type route struct {
 	method, path, body string
-	paused             int // status of a paused sandbox, 0: as of a running one
+	paused             int // status for a paused sandbox; 0: as for a running one
 }
 
 // ofSandbox are the routes below one sandbox.
@@ -45,7 +45,7 @@ func (r route) at(id string) string {
 	return "/sandboxes/" + id + r.path
 }
 
-// others are all routes that are not below one sandbox; those with a body refuse bodies that they do not take.
+// others are all routes that are not below one sandbox. Those with a body refuse bodies that they do not accept.
 var others = []route{
 	{"GET", "/sandboxes", "", 0},
 	{"GET", "/v2/sandboxes", "", 0},
@@ -83,7 +83,7 @@ var others = []route{
 	{"GET", "/teams/{id}/metrics/max", "", 0},
 }
 
-// TestTablesAreWhole: every route is in a table of refusals, but for the one that everybody may ask.
+// TestTablesAreWhole checks that every route is in a table of refusals, except the one that is public.
 func TestTablesAreWhole(t *testing.T) {
 	s, err := control.New(control.Config{Secret: bytes.Repeat([]byte("k"), 32)}, nil, nil, nil)
 	if err != nil {
@@ -98,11 +98,11 @@ func TestTablesAreWhole(t *testing.T) {
 	}
 	slices.Sort(have)
 	if routes := s.Routes(); !slices.Equal(routes, have) {
-		t.Errorf("routes %v\nin tables %v", routes, have)
+		t.Errorf("got routes %v\nwant the tables' %v", routes, have)
 	}
 }
 
-// TestOtherRoutesRefuse is TestRoutesRefuse of the routes that are not below one sandbox.
+// TestOtherRoutesRefuse is TestRoutesRefuse for the routes that are not below one sandbox.
 func TestOtherRoutesRefuse(t *testing.T) {
 	w := newFixture(t)
 	fill := strings.NewReplacer(
@@ -120,15 +120,15 @@ func TestOtherRoutesRefuse(t *testing.T) {
 			path := fill.Replace(r.path)
 			for _, key := range []string{"", "e2b_x|y", "e2b_" + strings.Repeat("0", 32)} {
 				status, text, _ := w.call(r.method, path, key, r.body)
-				upload := strings.HasPrefix(path, "/templates/uploads/") // a ticket in its address is what lets in
+				upload := strings.HasPrefix(path, "/templates/uploads/") // uploads are authorized by a ticket in the URL
 				if status != 401 && !(upload && status >= 400) || !strings.Contains(text, `"message":`) {
-					t.Errorf("key %q: %d %s, want 401", key, status, text)
+					t.Errorf("key %q: got %d %s, want 401", key, status, text)
 				}
 			}
 			if strings.Contains(r.path, "{") {
 				if status, text, _ := w.call(r.method, path, w.key, r.body); status < 400 ||
 					!strings.Contains(text, `"message":`) {
-					t.Errorf("of nothing that is there: %d %s", status, text)
+					t.Errorf("of a resource that does not exist: got %d %s, want an error", status, text)
 				}
 			}
 			if r.body == "" {
@@ -140,7 +140,7 @@ func TestOtherRoutesRefuse(t *testing.T) {
 			} {
 				if status, text, _ := w.call(r.method, path, w.key, body); status != 400 && status != 413 &&
 					status != 501 {
-					t.Errorf("%s: %d %.200s", name, status, text)
+					t.Errorf("%s: got %d %.200s, want 400, 413 or 501", name, status, text)
 				}
 			}
 		})
@@ -150,7 +150,7 @@ func TestOtherRoutesRefuse(t *testing.T) {
 	}
 }
 
-// otherKey makes a key of another workspace of the same installation.
+// otherKey returns a key of another workspace of the same installation.
 func (w *fixture) otherKey() string {
 	w.t.Helper()
 	_, key, err := w.keys.Issue(w.t.Context(), "another", "theirs")
@@ -160,7 +160,7 @@ func (w *fixture) otherKey() string {
 	return key
 }
 
-// TestRoutesRefuse: every route tells a stranger, another workspace, and a body that is not what it takes.
+// TestRoutesRefuse checks that every route refuses strangers, other workspaces, and bodies that it does not accept.
 func TestRoutesRefuse(t *testing.T) {
 	w := newFixture(t)
 	made := w.create("/v2/sandboxes", `{"templateID":"base"}`)
@@ -181,7 +181,7 @@ func TestRoutesRefuse(t *testing.T) {
 			} {
 				if status, text, _ := w.call(r.method, tt.path, tt.key, tt.body); status != tt.status ||
 					!strings.Contains(text, `"message":`) {
-					t.Errorf("%s: %d %s, want %d", tt.name, status, text, tt.status)
+					t.Errorf("%s: got %d %s, want %d", tt.name, status, text, tt.status)
 				}
 			}
 			if r.body == "" {
@@ -198,7 +198,7 @@ func TestRoutesRefuse(t *testing.T) {
 				"oversize":      {`{"colour":"` + strings.Repeat("x", 2<<20) + `"}`, 413},
 			} {
 				if status, text, _ := w.call(r.method, path, w.key, tt.body); status != tt.status {
-					t.Errorf("%s: %d %.200s, want %d", name, status, text, tt.status)
+					t.Errorf("%s: got %d %.200s, want %d", name, status, text, tt.status)
 				}
 			}
 		})
@@ -208,7 +208,7 @@ func TestRoutesRefuse(t *testing.T) {
 	}
 }
 
-// TestRoutesOfPaused: what each route does with a sandbox at rest.
+// TestRoutesOfPaused checks what each route does with a paused sandbox.
 func TestRoutesOfPaused(t *testing.T) {
 	w := newFixture(t)
 	for _, r := range ofSandbox {
@@ -225,12 +225,12 @@ func TestRoutesOfPaused(t *testing.T) {
 			want, _, _ = w.call(r.method, r.at(running.SandboxID), w.key, r.body)
 		}
 		if got, text, _ := w.call(r.method, r.at(paused.SandboxID), w.key, r.body); got != want || got >= 500 {
-			t.Errorf("%s %s: %d %s, want %d", r.method, r.path, got, text, want)
+			t.Errorf("%s %s: got %d %s, want %d", r.method, r.path, got, text, want)
 		}
 	}
 }
 
-// TestOtherInstallation: tokens of another installation open nothing here.
+// TestOtherInstallation checks that keys of another installation are refused.
 func TestOtherInstallation(t *testing.T) {
 	w := newFixture(t)
 	db, err := store.Open(t.Context(), store.Config{DSN: filepath.Join(t.TempDir(), "other.db")})
@@ -247,7 +247,7 @@ func TestOtherInstallation(t *testing.T) {
 		t.Fatal(err)
 	}
 	if status, _, _ := w.call("GET", "/v2/sandboxes", theirs, ""); status != http.StatusUnauthorized {
-		t.Errorf("a key of another installation: %d", status)
+		t.Errorf("status with a key of another installation = %d, want 401", status)
 	}
 	if bytes.Equal([]byte(theirs), []byte(w.key)) {
 		t.Error("two installations made the same key")

@@ -46,14 +46,14 @@ func TestAuditLog(t *testing.T) {
 	w.do("POST", path+"/pause", "", as(keyStranger))
 	w.do("POST", path+"/pause", "", as("pds_wrong"))
 	w.do("DELETE", path, "")
-	// The entry is written behind the answer, so the last one may come a moment later.
+	// The entry is recorded after the response, so the last one may come a moment later.
 	deadline := time.After(30 * time.Second)
 	var list api.AuditList
 	for len(list.Entries) < 2 {
 		w.do("GET", "/v1/audit?since="+began, "", as(keyAdmin)).json(t, &list)
 		select {
 		case <-deadline:
-			t.Fatalf("entries %+v, want a create and a delete", list.Entries)
+			t.Fatalf("got entries %+v, want a create and a delete", list.Entries)
 		case <-time.After(5 * time.Millisecond):
 		}
 	}
@@ -63,12 +63,12 @@ func TestAuditLog(t *testing.T) {
 		last.Target != id ||
 		last.Outcome != "ok" ||
 		last.RequestID == "" {
-		t.Errorf("entries %+v, want a create and a delete of %s", list.Entries, id)
+		t.Errorf("got entries %+v, want a create and a delete of %s", list.Entries, id)
 	}
 	if list.Since == nil {
-		t.Error("since is not told back")
+		t.Error("the response lacks since")
 	}
 	if a := w.do("GET", "/v1/audit?since=yesterday", "", as(keyAdmin)); a.status != 400 {
-		t.Errorf("a since that is no time: %d %s", a.status, a.body)
+		t.Errorf("list with a malformed since: got %d %s, want 400", a.status, a.body)
 	}
 }

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// BenchmarkExec is a round trip of `true` over HTTP, with nothing but maps behind it.
+// BenchmarkExec measures a round trip of `true` over HTTP, with only maps behind it.
 func BenchmarkExec(b *testing.B) {
 	w := newFixture(b)
 	_, path := w.create()
@@ -18,7 +18,7 @@ func BenchmarkExec(b *testing.B) {
 	}
 }
 
-// BenchmarkFile is a file of 16 MiB written and read back over HTTP.
+// BenchmarkFile measures writing and reading a file of 16 MiB over HTTP.
 func BenchmarkFile(b *testing.B) {
 	w := newFixture(b)
 	_, path := w.create()

@@ -49,7 +49,7 @@ func (oneImage) Find(_ context.Context, ref string, who *api.RegistryAuth) (buil
 	}, nil
 }
 
-// archive is a tar stream of one file.
+// archive returns a tar stream of one file.
 func archive(name, text string) []byte {
 	var out bytes.Buffer
 	w := tar.NewWriter(&out)
@@ -59,7 +59,7 @@ func archive(name, text string) []byte {
 	return out.Bytes()
 }
 
-// newBuilder is a server whose templates and builds are the real services, over a simulated host.
+// newBuilder returns a server whose templates and builds are the real services, over a simulated host.
 func newBuilder(t *testing.T) (*fixture, *hosttest.Host) {
 	t.Helper()
 	h, log, dir := hosttest.New(), slog.New(slog.DiscardHandler), t.TempDir()
@@ -68,7 +68,7 @@ func newBuilder(t *testing.T) (*fixture, *hosttest.Host) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = db.Close() }) // nothing is read of it any more
+	t.Cleanup(func() { _ = db.Close() }) // nothing reads it any more
 	fail := func(err error) {
 		t.Helper()
 		if err != nil {
@@ -107,7 +107,7 @@ func newBuilder(t *testing.T) (*fixture, *hosttest.Host) {
 	return w, h
 }
 
-// form is a body as the published clients send it: fields, then files under their paths.
+// form sends a form as the published clients do: fields, then files by their paths.
 func (w *fixture) form(fields url.Values, files map[string]string) answer {
 	w.t.Helper()
 	var body bytes.Buffer
@@ -132,7 +132,7 @@ func (w *fixture) form(fields url.Values, files map[string]string) answer {
 	return w.do("POST", "/v1/templates/build", body.String(), with("Content-Type", form.FormDataContentType()))
 }
 
-// ended waits for the end of the build that an answer is about.
+// ended waits for the end of the build in a response.
 func (w *fixture) ended(a answer) (b api.Build) {
 	w.t.Helper()
 	a.json(w.t, &b)
@@ -147,7 +147,7 @@ func (w *fixture) ended(a answer) (b api.Build) {
 	return b
 }
 
-// TestBuildForms sends the three forms of a build, and what is wrong with them.
+// TestBuildForms checks the three forms of a build, and what they refuse.
 func TestBuildForms(t *testing.T) {
 	w, _ := newBuilder(t)
 	text := url.Values{
@@ -161,22 +161,22 @@ func TestBuildForms(t *testing.T) {
 	if a.status != 202 || b.Status != api.BuildDone || b.Name != "app" || b.SizeMB != 4096 || b.Bytes == 0 ||
 		b.EndedAt == nil ||
 		b.OwnerWorkspace != "ours" {
-		t.Fatalf("a Dockerfile: %d %+v", a.status, b)
+		t.Fatalf("build of a Dockerfile: got %d %+v, want it done", a.status, b)
 	}
 	if log := w.do("GET", "/v1/templates/builds/"+string(b.ID)+"/logs", ""); !strings.Contains(log.body, "bamboo\n") ||
 		!strings.HasPrefix(log.header.Get("Content-Type"), "text/plain") {
-		t.Errorf("its log: %v %s", log.header, log.body)
+		t.Errorf("log of the build: got %v %s", log.header, log.body)
 	}
 	if a := w.form(text, map[string]string{"dir/a.txt": "bamboo\n"}); a.status != 200 || w.ended(a).ID != b.ID {
-		t.Errorf("the same again: %d %s", a.status, a.body)
+		t.Errorf("the same build again: got %d %s, want it reused", a.status, a.body)
 	}
 	if a := w.form(text, map[string]string{"dir/a.txt": "grass\n"}); a.status != 409 {
-		t.Errorf("another without replace: %d %s", a.status, a.body)
+		t.Errorf("another build without replace: got %d %s, want a conflict", a.status, a.body)
 	}
 	text.Set("replace", "true")
 	if a := w.form(text, map[string]string{"dir/a.txt": "grass\n"}); a.status != 202 ||
 		w.ended(a).Status != api.BuildDone {
-		t.Errorf("another with replace: %d %s", a.status, a.body)
+		t.Errorf("another build with replace: got %d %s, want a new version", a.status, a.body)
 	}
 	image := url.Values{
 		"name":           {"image"},
@@ -187,11 +187,11 @@ func TestBuildForms(t *testing.T) {
 	}
 	if a := w.do("POST", "/v1/templates/build", image.Encode(), with("Content-Type", "application/x-www-form-urlencoded")); a.status != 202 ||
 		w.ended(a).Status != api.BuildDone {
-		t.Errorf("an image: %d %s", a.status, a.body)
+		t.Errorf("build of an image: got %d %s, want it done", a.status, a.body)
 	}
 	if a := w.form(url.Values{"name": {"root"}, "size_mb": {"64"}}, map[string]string{"rootfs": string(archive("etc/os", "root"))}); a.status != 202 ||
 		w.ended(a).Status != api.BuildDone {
-		t.Errorf("a root file system: %d %s", a.status, a.body)
+		t.Errorf("build of a root file system: got %d %s, want it done", a.status, a.body)
 	}
 	var list []api.Template
 	w.do("GET", "/v1/templates", "").json(t, &list)
@@ -203,11 +203,11 @@ func TestBuildForms(t *testing.T) {
 		found["image"].CPU != 2 ||
 		found["root"].Name == "" ||
 		!found["base"].IsGlobal {
-		t.Errorf("templates %+v", found)
+		t.Errorf("got templates %+v", found)
 	}
 	var builds []api.Build
 	if w.do("GET", "/v1/templates/builds", "").json(t, &builds); len(builds) != 4 || builds[0].Name != "root" {
-		t.Errorf("builds %+v", builds)
+		t.Errorf("got builds %+v", builds)
 	}
 	for _, row := range []struct {
 		what, method, path, key string
@@ -222,7 +222,7 @@ func TestBuildForms(t *testing.T) {
 		{"an end of what has ended", "POST", "/v1/templates/builds/" + string(b.ID) + "/cancel", keyAdmin, 409},
 	} {
 		if a := w.do(row.method, row.path, "", with("Authorization", "Bearer "+row.key)); a.status != row.status {
-			t.Errorf("%s: %d %s", row.what, a.status, a.body)
+			t.Errorf("%s: got %d %s", row.what, a.status, a.body)
 		}
 	}
 	for what, bad := range map[string]struct {
@@ -240,12 +240,12 @@ func TestBuildForms(t *testing.T) {
 		"an archive and more": {url.Values{"name": {"x"}}, map[string]string{"rootfs": "1", "a": "2"}, 400},
 	} {
 		if a := w.form(bad.fields, bad.files); a.status != bad.status {
-			t.Errorf("%s: %d %s", what, a.status, a.body)
+			t.Errorf("%s: got %d %s", what, a.status, a.body)
 		}
 	}
 }
 
-// TestBakeImage makes a template of a sandbox's disk in one call, and what is wrong with such calls.
+// TestBakeImage checks making a template of a sandbox's disk in one call, and what such calls refuse.
 func TestBakeImage(t *testing.T) {
 	w, h := newBuilder(t)
 	var box api.Sandbox
@@ -255,12 +255,12 @@ func TestBakeImage(t *testing.T) {
 	var got api.BakedImage
 	a := w.do("POST", path+"/bake-image", `{"image_name":"mine","workspace":"ours"}`)
 	if a.json(t, &got); a.status != 201 || got.Image != "mine" || got.Status != "baked" {
-		t.Fatalf("%d %s", a.status, a.body)
+		t.Fatalf("bake-image: got %d %s", a.status, a.body)
 	}
 	var of api.Sandbox
 	w.do("POST", "/v1/sandboxes", `{"template":"mine"}`).json(t, &of)
 	if a := w.do("GET", "/v1/sandboxes/"+string(of.ID)+"/fs/stat?path=/made", ""); a.status != 200 {
-		t.Errorf("a sandbox of it: %d %s", a.status, a.body)
+		t.Errorf("create of the new template: got %d %s, want 201", a.status, a.body)
 	}
 	for _, row := range []struct {
 		what, key, body string
@@ -278,10 +278,10 @@ func TestBakeImage(t *testing.T) {
 	} {
 		if a := w.do("POST", path+"/bake-image", row.body, as(row.key)); a.status != row.status ||
 			!strings.Contains(a.body, row.want) {
-			t.Errorf("%s: %d %s", row.what, a.status, a.body)
+			t.Errorf("%s: got %d %s", row.what, a.status, a.body)
 		}
 	}
-	// One that takes longer than its caller waits goes on.
+	// A bake that takes longer than its caller waits continues.
 	open := make(chan struct{})
 	h.SetHook(func(ctx context.Context, op, _ string, after bool) error {
 		if op == "publish" && !after {
@@ -294,13 +294,13 @@ func TestBakeImage(t *testing.T) {
 	})
 	a = w.do("POST", path+"/bake-image", `{"image_name":"slow"}`, with("Prefer", "wait=1"))
 	if a.json(t, &got); a.status != 202 || got.Status != "baking" {
-		t.Fatalf("%d %s", a.status, a.body)
+		t.Fatalf("bake-image: got %d %s", a.status, a.body)
 	}
 	close(open)
 	if b := w.ended(w.do("GET", "/v1/templates/builds/"+string(got.BuildID), "")); b.Status != api.BuildDone {
-		t.Errorf("%+v", b)
+		t.Errorf("got build %+v, want it done", b)
 	}
-	// What fails says why; what has ended cannot be baked.
+	// A failed bake says why. A sandbox that has ended cannot be baked.
 	h.SetHook(func(_ context.Context, op, _ string, after bool) error {
 		if op == "publish" && !after {
 			return hostapi.ErrNoSpace
@@ -308,17 +308,17 @@ func TestBakeImage(t *testing.T) {
 		return nil
 	})
 	if e := w.do("POST", path+"/bake-image", `{"image_name":"full"}`).failed(t); e.Code != api.NoSpace {
-		t.Errorf("%+v", e)
+		t.Errorf("got error %+v, want why the bake failed", e)
 	}
 	w.do("DELETE", path, "")
 	if e := w.do("POST", path+"/bake-image", `{"image_name":"late"}`).failed(t); e.Code != api.NotFound ||
 		!strings.Contains(e.Message, "delete") {
-		t.Errorf("%+v", e)
+		t.Errorf("got error %+v, want a refusal", e)
 	}
 }
 
-// TestBuildLogIsResumed follows a build that is under way, is cut off, and goes on behind the last line that it
-// read, with every line once.
+// TestBuildLogIsResumed checks that a reader of the log of a running build who is cut off can resume after the last
+// line, and gets every line once.
 func TestBuildLogIsResumed(t *testing.T) {
 	w, h := newBuilder(t)
 	open := make(chan struct{})
@@ -336,7 +336,7 @@ func TestBuildLogIsResumed(t *testing.T) {
 	path := "/v1/templates/builds/" + string(b.ID) + "/logs?follow=1"
 	var seen []api.BuildLine
 	last := ""
-	// read takes events until enough says so, and tells whether the stream ended by itself.
+	// read reads events until enough returns true, and reports whether the stream ended by itself.
 	read := func(enough func(api.BuildLine) bool) bool {
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		defer cancel()
@@ -363,7 +363,7 @@ func TestBuildLogIsResumed(t *testing.T) {
 				}
 				var line api.BuildLine
 				if err := json.Unmarshal([]byte(value), &line); err != nil {
-					t.Fatalf("%v: %s", err, value)
+					t.Fatalf("event %s is not JSON: %v", value, err)
 				}
 				if seen = append(seen, line); enough(line) {
 					return false
@@ -381,17 +381,17 @@ func TestBuildLogIsResumed(t *testing.T) {
 	}
 	for i, line := range seen {
 		if line.Seq != int64(i+1) {
-			t.Fatalf("line %d has the number %d: %+v", i+1, line.Seq, seen)
+			t.Fatalf("line %d has the number %d, want them without gaps: %+v", i+1, line.Seq, seen)
 		}
 	}
 	if n := len(seen); n < 6 || !strings.Contains(seen[n-1].Line, "is ready") {
-		t.Errorf("lines %+v", seen)
+		t.Errorf("got lines %+v", seen)
 	}
 	if a := w.do("GET", path+fmt.Sprintf("&after=%d", len(seen)-1), ""); strings.Count(a.body, "event: line") != 1 ||
 		!strings.Contains(a.body, "event: done\ndata: end\n") {
-		t.Errorf("after all lines but one: %s", a.body)
+		t.Errorf("log after all lines but one = %s, want the last line", a.body)
 	}
 	if a := w.do("GET", path, "", with("Last-Event-ID", "x")); a.status != 400 {
-		t.Errorf("what is no id: %d %s", a.status, a.body)
+		t.Errorf("malformed Last-Event-ID: got %d %s, want 400", a.status, a.body)
 	}
 }

@@ -10,7 +10,7 @@ type Line struct {
 	WebSocket, JSON         bool // what it is, and whether it takes a body of JSON
 }
 
-// Table gives all routes.
+// Table returns all routes.
 func Table() []Line {
 	var all []Line
 	for _, rt := range routes() {
@@ -19,8 +19,8 @@ func Table() []Line {
 	return all
 }
 
-// Strict reads a body as the routes do.
+// Strict decodes a body as the routes do.
 func Strict(data []byte, v any) error { return decodeStrict(data, v) }
 
-// WaitOf lets tests look at how long a create may take.
+// WaitOf returns how long a create may take.
 func WaitOf(prefer string) time.Duration { return waitLimit(prefer) }

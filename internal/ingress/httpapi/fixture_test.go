@@ -30,14 +30,14 @@ import (
 // patience bounds every wait of the tests.
 const patience = 60 * time.Second
 
-// The keys of the tests: an admin and a member of one workspace, and a stranger's.
+// The keys of the tests: an admin and a member of one workspace, and a member of another.
 const (
 	keyAdmin    = "pds_admin"
 	keyMember   = "pds_member"
 	keyStranger = "pds_stranger"
 )
 
-// keys knows the three callers.
+// keys authenticates the three callers.
 type keys struct{}
 
 func (keys) Authenticate(_ context.Context, token string) (auth.Principal, error) {
@@ -71,7 +71,7 @@ func (keys) Revoke(_ context.Context, _ auth.Principal, prefix string) error {
 	return nil
 }
 
-// templates knows one template, and one that is being baked.
+// templates has one baked template, and one that is being baked.
 type templates struct{}
 
 var raw = api.Template{Name: "raw", Bake: &api.Bake{State: "running", Step: "rootfs", Percent: 12}}
@@ -102,12 +102,12 @@ func (t templates) Tag(ctx context.Context, p auth.Principal, name string, _ api
 
 func (templates) Untag(context.Context, auth.Principal, string, string) error { return nil }
 
-// boxes is a sandbox service over a simulated host: rows in a map, and no life of its own.
+// boxes is a sandbox service over a simulated host: rows in a map, without timers.
 type boxes struct {
 	host *hosttest.Host
 	dial func() (net.Conn, error) // of port 3000 in every sandbox, if set
 
-	began time.Time // since then guests are half busy
+	began time.Time // from then on guests are half busy
 
 	mu     sync.Mutex
 	rows   map[api.SandboxID]api.Sandbox
@@ -115,8 +115,8 @@ type boxes struct {
 	byKey  map[string]api.SandboxID
 	logs   sandbox.Logs
 	events []sandbox.Event
-	more   chan struct{} // closed and made anew when there is another event
-	gone   bool          // the host does not answer
+	more   chan struct{} // closed and replaced at every event
+	gone   bool          // the host does not reply
 }
 
 func (b *boxes) get(p auth.Principal, id api.SandboxID) (api.Sandbox, error) {
@@ -294,7 +294,11 @@ func (g portGuest) DialPort(ctx context.Context, port uint16) (net.Conn, error) 
 	return g.Guest.DialPort(ctx, port)
 }
 
-func (b *boxes) GuestAndSandbox(ctx context.Context, p auth.Principal, id api.SandboxID) (guestapi.Guest, api.Sandbox, error) {
+func (b *boxes) GuestAndSandbox(
+	ctx context.Context,
+	p auth.Principal,
+	id api.SandboxID,
+) (guestapi.Guest, api.Sandbox, error) {
 	g, err := b.Guest(ctx, p, id)
 	if err != nil {
 		return nil, api.Sandbox{}, err
@@ -636,36 +640,36 @@ func (l *locked) Write(p []byte) (int, error) {
 	return l.w.Write(p)
 }
 
-// answer is what a request got.
+// answer is the response to a request.
 type answer struct {
 	status int
 	header http.Header
 	body   string
 }
 
-// json reads the body, which must be JSON.
+// json decodes the body, which must be JSON.
 func (a answer) json(t testing.TB, v any) {
 	t.Helper()
 	if err := json.Unmarshal([]byte(a.body), v); err != nil {
-		t.Fatalf("answer %d %q is not JSON of the right form: %v", a.status, a.body, err)
+		t.Fatalf("response %d %q is not JSON of the expected form: %v", a.status, a.body, err)
 	}
 }
 
-// failed reads the error of an answer.
+// failed decodes the error in a response.
 func (a answer) failed(t testing.TB) api.Error {
 	t.Helper()
 	var e api.Error
 	a.json(t, &e)
 	if e.Message == "" || e.Code == "" || e.RequestID == "" || a.header.Get("Content-Type") != "application/json" {
-		t.Errorf("answer %d %q lacks error, code, request_id or its type", a.status, a.body)
+		t.Errorf("response %d %q lacks error, code, request_id or its type", a.status, a.body)
 	}
 	if want := e.Code.Info().Status; a.status != want {
-		t.Errorf("status %d with code %s, want %d", a.status, e.Code, want)
+		t.Errorf("got status %d with code %s, want %d", a.status, e.Code, want)
 	}
 	return e
 }
 
-// request makes a request as the member, unless change says otherwise.
+// request returns a request of the member, unless change says otherwise.
 func (w *fixture) request(method, path, body string, change ...func(*http.Request)) *http.Request {
 	w.t.Helper()
 	r, err := http.NewRequestWithContext(w.t.Context(), method, w.url+path, bytes.NewReader([]byte(body)))
@@ -693,7 +697,7 @@ func with(name, value string) func(*http.Request) {
 	return func(r *http.Request) { r.Header.Set(name, value) }
 }
 
-// do sends a request and reads all of the answer.
+// do sends a request and reads the whole response.
 func (w *fixture) do(method, path, body string, change ...func(*http.Request)) answer {
 	w.t.Helper()
 	res, err := http.DefaultClient.Do(w.request(method, path, body, change...))
@@ -708,12 +712,12 @@ func (w *fixture) do(method, path, body string, change ...func(*http.Request)) a
 	return answer{res.StatusCode, res.Header, string(data)}
 }
 
-// create makes a sandbox of the member's workspace and gives its path.
+// create creates a sandbox in the member's workspace and returns its id and path.
 func (w *fixture) create() (api.SandboxID, string) {
 	w.t.Helper()
 	a := w.do("POST", "/v1/sandboxes", `{"template":"base"}`)
 	if a.status != http.StatusCreated {
-		w.t.Fatalf("create answered %d %s", a.status, a.body)
+		w.t.Fatalf("create: got %d %s, want 201", a.status, a.body)
 	}
 	var box api.Sandbox
 	a.json(w.t, &box)

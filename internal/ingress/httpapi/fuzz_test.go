@@ -9,7 +9,7 @@ import (
 	"github.com/pandastack/pandastack/internal/ingress/httpapi"
 )
 
-// FuzzBody: what is taken is JSON of the request's own fields, what is not names why.
+// FuzzBody checks that accepted bodies are JSON with the request's own fields, and that every refusal says why.
 func FuzzBody(f *testing.F) {
 	f.Add([]byte(`{"cmd":"x","env":{"A":"b"}}`))
 	f.Add([]byte(`{"volumes":[{"name":"a"}]}`))
@@ -17,10 +17,10 @@ func FuzzBody(f *testing.F) {
 		for _, v := range []any{&api.ExecRequest{}, &api.CreateRequest{}, &api.ReplOnce{}} {
 			err := httpapi.Strict(data, v)
 			if err != nil && (api.CodeOf(err) != api.Invalid || err.Error() == "") {
-				t.Errorf("%q: %v", data, err)
+				t.Errorf("decode of %q = %v, want the code invalid and a message", data, err)
 			}
 			if err == nil && len(bytes.TrimSpace(data)) > 0 && !json.Valid(data) {
-				t.Errorf("%q was taken", data)
+				t.Errorf("decode accepted %q, which is not JSON", data)
 			}
 		}
 	})

@@ -34,20 +34,20 @@ func TestExecAnswers(t *testing.T) {
 	a.json(t, &res)
 	if a.status != 200 || res["stdout"] != "out\n" || res["stderr"] != "err\n" || res["exit_code"] != 3.0 ||
 		res["duration_ms"] == nil {
-		t.Errorf("exec answered %d %s", a.status, a.body)
+		t.Errorf("exec: got %d %s", a.status, a.body)
 	}
 	a = w.do("POST", path+"/exec", `{"cmd":"echo part; sleep 600","timeout_seconds":1.5}`)
 	e := a.failed(t)
 	if a.status != 504 || e.Message != "command timeout after 1.5s" || e.Details["stdout"] != "part\n" {
-		t.Errorf("timeout answered %d %s", a.status, a.body)
+		t.Errorf("exec with a timeout: got %d %s", a.status, a.body)
 	}
 	w.do("POST", path+"/pause", "")
 	if e := w.do("POST", path+"/exec", `{"cmd":"true"}`).failed(t); e.Code != api.WrongState {
-		t.Errorf("exec in a paused sandbox: %s", e.Code)
+		t.Errorf("exec in a paused sandbox: got %s, want wrong_state", e.Code)
 	}
 }
 
-// TestDefaultsOfTheSandbox: user and directory of the create hold where a command names none.
+// TestDefaultsOfTheSandbox checks that user and directory of the create apply where a command names none.
 func TestDefaultsOfTheSandbox(t *testing.T) {
 	w := newFixture(t)
 	id, path := w.create()
@@ -60,11 +60,11 @@ func TestDefaultsOfTheSandbox(t *testing.T) {
 	var res api.ExecResult
 	w.do("POST", path+"/exec", `{"cmd":"whoami; pwd"}`).json(t, &res)
 	if res.Stdout != "dev\n/srv\n" {
-		t.Errorf("by default %q", res.Stdout)
+		t.Errorf("output with the sandbox's defaults = %q", res.Stdout)
 	}
 	w.do("POST", path+"/exec", `{"cmd":"whoami; pwd","user":"root","cwd":"/tmp"}`).json(t, &res)
 	if res.Stdout != "root\n/tmp\n" {
-		t.Errorf("named %q", res.Stdout)
+		t.Errorf("output with user and directory of the command = %q", res.Stdout)
 	}
 }
 
@@ -75,27 +75,27 @@ func TestBackgroundAndProcesses(t *testing.T) {
 	w.do("POST", path+"/exec", `{"cmd":"echo hello; touch /said; sleep 600","background":true,"tag":"job"}`).
 		json(t, &res)
 	if res.PID == 0 {
-		t.Fatal("no pid")
+		t.Fatal("exec in the background returned no pid")
 	}
 	var list []api.Process
 	w.do("GET", path+"/processes", "").json(t, &list)
 	if len(list) != 1 || list[0].PID != res.PID || list[0].Tag != "job" || !list[0].Running ||
 		!strings.HasPrefix(list[0].Cmd, "echo hello") {
-		t.Fatalf("processes %+v", list)
+		t.Fatalf("got processes %+v, want the command", list)
 	}
 	for end := time.Now().Add(time.Minute); w.do("GET", path+"/fs/stat?path=/said", "").status != 200; {
 		if time.Now().After(end) {
-			t.Fatal("the command said nothing")
+			t.Fatal("the command printed nothing")
 		}
 		<-time.After(5 * time.Millisecond)
 	}
 	if a := w.do("POST", fmt.Sprintf("%s/processes/%d/signal", path, res.PID), `{"signal":9,"group":true}`); a.status != 204 {
-		t.Errorf("signal answered %d %s", a.status, a.body)
+		t.Errorf("signal: got %d %s, want 204", a.status, a.body)
 	}
 	a := w.do("GET", fmt.Sprintf("%s/processes/%d/stream", path, res.PID), "", with("Accept", "text/event-stream"))
 	if !strings.Contains(a.body, "event: stdout\ndata: {\"chunk\":\"hello\\n\"}") ||
 		!strings.Contains(a.body, "event: exit\ndata: {\"exit_code\":137") {
-		t.Errorf("stream %q", a.body)
+		t.Errorf("got stream %q", a.body)
 	}
 }
 
@@ -106,15 +106,15 @@ func TestExecStream(t *testing.T) {
 	if a.header.Get("Content-Type") != "text/event-stream; charset=utf-8" ||
 		!strings.Contains(a.body, "{\"chunk\":\"é€\"}\n\n") ||
 		!strings.Contains(a.body, "event: exit\ndata: {\"exit_code\":2,") {
-		t.Errorf("stream %q", a.body)
+		t.Errorf("got stream %q", a.body)
 	}
 	a = w.do("POST", path+"/exec/stream", `{"cmd":"sleep 600","timeout_seconds":0.05}`)
 	if !strings.Contains(a.body, "event: error\ndata: {\"error\":\"command timeout after 0.05s\"") {
-		t.Errorf("timeout %q", a.body)
+		t.Errorf("got stream %q, want the error timeout", a.body)
 	}
 }
 
-// TestEmptyBodies: the SDKs send POST without a body and without a type.
+// TestEmptyBodies checks requests without a body: the SDKs send POST without a body and without a content type.
 func TestEmptyBodies(t *testing.T) {
 	w := newFixture(t)
 	_, path := w.create()
@@ -132,24 +132,24 @@ func TestEmptyBodies(t *testing.T) {
 		t.Run(tt.verb, func(t *testing.T) {
 			a := w.do("POST", path+"/"+tt.verb, "")
 			if a.status != tt.status || !strings.Contains(a.body, tt.body) || tt.body == "" && a.body != "" {
-				t.Errorf("%d %q, want %d with %q", a.status, a.body, tt.status, tt.body)
+				t.Errorf("got %d %q, want %d with %q", a.status, a.body, tt.status, tt.body)
 			}
 		})
 	}
 }
 
-// TestListsAreArrays: clients read bare arrays, also empty ones.
+// TestListsAreArrays checks that lists are bare arrays, also empty ones, as clients expect.
 func TestListsAreArrays(t *testing.T) {
 	w := newFixture(t)
 	for _, path := range []string{"/v1/sandboxes", "/v1/snapshots"} {
 		if a := w.do("GET", path, ""); strings.TrimSpace(a.body) != "[]" {
-			t.Errorf("%s: %s, want []", path, a.body)
+			t.Errorf("%s: got %s, want []", path, a.body)
 		}
 	}
 	_, path := w.create()
 	for _, p := range []string{"/v1/sandboxes", "/v1/templates", path + "/ports", path + "/processes"} {
 		if a := w.do("GET", p, ""); !strings.HasPrefix(a.body, "[") {
-			t.Errorf("%s: %s, want an array", p, a.body)
+			t.Errorf("%s: got %s, want an array", p, a.body)
 		}
 	}
 }
@@ -162,7 +162,7 @@ func TestPagesAndFilters(t *testing.T) {
 	var all, page []api.Sandbox
 	w.do("GET", "/v1/sandboxes", "").json(t, &all)
 	if len(all) != 3 {
-		t.Fatalf("%d sandboxes, want 3", len(all))
+		t.Fatalf("got %d sandboxes, want 3", len(all))
 	}
 	seen, cursor := 0, ""
 	for range 3 {
@@ -174,15 +174,16 @@ func TestPagesAndFilters(t *testing.T) {
 		}
 	}
 	if seen != 3 || cursor != "" {
-		t.Errorf("%d on pages, cursor left %q; want 3 and none", seen, cursor)
+		t.Errorf("got %d on pages, then cursor %q; want 3 and none", seen, cursor)
 	}
 	w.do("GET", "/v1/sandboxes?metadata.n=1&status=running,paused", "").json(t, &page)
 	if len(page) != 1 || page[0].Metadata["n"] != "1" {
-		t.Errorf("filter gave %+v", page)
+		t.Errorf("filtered list = %+v", page)
 	}
 }
 
-// TestCreateAnswersBeforeClientsGiveUp: a template that is being baked is an error that says so, in time.
+// TestCreateAnswersBeforeClientsGiveUp checks that a create of a template that is being baked fails in time and says
+// so.
 func TestCreateAnswersBeforeClientsGiveUp(t *testing.T) {
 	w := newFixture(t)
 	for _, name := range []string{"raw", "alias-of-raw"} {
@@ -190,17 +191,17 @@ func TestCreateAnswersBeforeClientsGiveUp(t *testing.T) {
 		e := a.failed(t)
 		if e.Code != api.Unavailable || !e.Retryable || !strings.Contains(e.Message, "raw is being baked") ||
 			!strings.Contains(e.Message, "rootfs, 12 %") || a.header.Get("Retry-After") == "" {
-			t.Errorf("%d %s", a.status, a.body)
+			t.Errorf("create: got %d %s, want unavailable in time", a.status, a.body)
 		}
 		if strings.Contains(e.Message, "timeout") {
-			t.Errorf("%q is taken for the end of a command's time by the SDKs", e.Message)
+			t.Errorf("the SDKs take message %q for a command's timeout", e.Message)
 		}
 	}
 	for header, want := range map[string]time.Duration{
 		"": 25 * time.Second, "wait=x": 25 * time.Second, "wait=-1": 25 * time.Second, "a, wait=60": time.Minute, "wait=99999999": time.Hour,
 	} {
 		if got := httpapi.WaitOf(header); got != want {
-			t.Errorf("Prefer: %s waits %s, want %s", header, got, want)
+			t.Errorf("WaitOf(%q) = %s, want %s", header, got, want)
 		}
 	}
 }
@@ -211,20 +212,20 @@ func TestIdempotencyKey(t *testing.T) {
 	w.do("POST", "/v1/sandboxes", "", with("Idempotency-Key", "k1")).json(t, &a)
 	w.do("POST", "/v1/sandboxes", "", with("Idempotency-Key", "k1")).json(t, &b)
 	if a.ID == "" || a.ID != b.ID {
-		t.Errorf("ids %q and %q, want one", a.ID, b.ID)
+		t.Errorf("got ids %q and %q, want one", a.ID, b.ID)
 	}
 	if e := w.do("POST", "/v1/sandboxes", "", with("Idempotency-Key", strings.Repeat("x", 300))).failed(t); e.Code != api.Invalid {
-		t.Errorf("long key: %s", e.Code)
+		t.Errorf("create with a long key: got %s, want invalid", e.Code)
 	}
 }
 
-// TestTemplateBesideSnapshot: the SDKs always send a template, a snapshot wins.
+// TestTemplateBesideSnapshot checks that a snapshot takes precedence: the SDKs always send a template.
 func TestTemplateBesideSnapshot(t *testing.T) {
 	w := newFixture(t)
 	id := api.NewSnapshotID()
 	a := w.do("POST", "/v1/sandboxes", fmt.Sprintf(`{"template":"base","from_snapshot":%q}`, id))
 	if a.status != 201 || !strings.Contains(a.body, string(id)) {
-		t.Errorf("%d %s", a.status, a.body)
+		t.Errorf("create with both: got %d %s, want the snapshot used", a.status, a.body)
 	}
 }
 
@@ -232,21 +233,21 @@ func TestNetwork(t *testing.T) {
 	w := newFixture(t)
 	_, path := w.create()
 	if a := w.do("GET", path+"/network", ""); a.status != 200 || strings.TrimSpace(string(a.body)) != "{}" {
-		t.Errorf("network of an open sandbox: %d %s", a.status, a.body)
+		t.Errorf("network of a sandbox without rules: got %d %s", a.status, a.body)
 	}
 	const policy = `{"allow_out":["*.example.com"],"deny_others":true}`
 	if a := w.do("PUT", path+"/network", policy); a.status != 200 || strings.TrimSpace(string(a.body)) != policy {
-		t.Errorf("set: %d %s", a.status, a.body)
+		t.Errorf("change of the network: got %d %s, want 200", a.status, a.body)
 	}
 	if a := w.do("GET", path, ""); !strings.Contains(string(a.body), `"network":`+policy) {
 		t.Errorf("the sandbox %s does not show its network", a.body)
 	}
 	if e := w.do("PUT", path+"/network", `{"deny_out":["a.example:443"]}`).failed(t); e.Code != api.Invalid ||
 		e.Details["field"] != "deny_out" {
-		t.Errorf("a bad entry: %s %v", e.Code, e.Details)
+		t.Errorf("change with a malformed entry: got %s %v, want invalid", e.Code, e.Details)
 	}
 	if e := w.do("PUT", path+"/network", `{"allow":["a.example"]}`).failed(t); e.Code != api.Invalid {
-		t.Errorf("a field that is not there: %s", e.Code)
+		t.Errorf("change with an unknown field: got %s, want invalid", e.Code)
 	}
 }
 
@@ -258,47 +259,47 @@ func TestFiles(t *testing.T) {
 	var put api.FileWritten
 	w.do("PUT", at+"&mode=0600", string(data), with("Content-Type", "application/octet-stream")).json(t, &put)
 	if put.Bytes != int64(len(data)) || put.Path != "/tmp/a b/é.bin" {
-		t.Fatalf("put answered %+v", put)
+		t.Fatalf("write returned %+v", put)
 	}
 	if a := w.do("GET", at, ""); a.status != 200 || a.body != string(data) ||
 		a.header.Get("Content-Type") != "application/octet-stream" {
-		t.Fatalf("read %d, %d bytes, type %s", a.status, len(a.body), a.header.Get("Content-Type"))
+		t.Fatalf("read: got %d with %d bytes of type %s", a.status, len(a.body), a.header.Get("Content-Type"))
 	}
 	if a := w.do("HEAD", at, ""); a.status != 200 || a.header.Get("Content-Length") != fmt.Sprint(len(data)) {
-		t.Errorf("head %d %v", a.status, a.header)
+		t.Errorf("HEAD: got %d %v", a.status, a.header)
 	}
 	var st api.FileEntry
 	w.do("GET", strings.Replace(at, "/fs?", "/fs/stat?", 1), "").json(t, &st)
 	if st.Size != int64(len(data)) || st.IsDir || st.Permissions != "0600" || st.Name != "é.bin" || st.Mode != "f" ||
 		st.MTime == 0 {
-		t.Errorf("stat %+v", st)
+		t.Errorf("got stat %+v", st)
 	}
 	var dir api.DirListing
 	w.do("GET", path+"/fs/dir?path=/tmp", "").json(t, &dir)
 	if len(dir.Entries) != 1 || dir.Entries[0].Name != "a b" || !dir.Entries[0].IsDir {
-		t.Errorf("dir %+v", dir)
+		t.Errorf("got listing %+v", dir)
 	}
 	w.do("GET", path+"/fs/dir?path=/tmp&depth=2", "").json(t, &dir)
 	if len(dir.Entries) != 2 {
-		t.Errorf("dir two deep %+v", dir)
+		t.Errorf("got listing of depth two %+v", dir)
 	}
 	if a := w.do("POST", path+"/fs/mkdir", `{"path":"/tmp/new/deep"}`); a.status != 201 {
-		t.Errorf("mkdir %d %s", a.status, a.body)
+		t.Errorf("mkdir: got %d %s, want 201", a.status, a.body)
 	}
 	if e := w.do("POST", path+"/fs/mkdir", `{"path":"/tmp/new/deep"}`).failed(t); e.Code != api.Conflict {
-		t.Errorf("mkdir again %s", e.Code)
+		t.Errorf("mkdir of a directory that exists: got %s, want conflict", e.Code)
 	}
 	if a := w.do("POST", path+"/fs/move", `{"from":"/tmp/a b/é.bin","to":"/tmp/moved"}`); a.status != 200 {
-		t.Errorf("move %d %s", a.status, a.body)
+		t.Errorf("move: got %d %s, want 200", a.status, a.body)
 	}
 	for _, p := range []string{"/tmp/new&recursive=1", "/tmp/moved"} {
 		if a := w.do("DELETE", path+"/fs?path="+p, ""); a.status != 204 || a.body != "" {
-			t.Errorf("delete %s: %d %s", p, a.status, a.body)
+			t.Errorf("delete %s: got %d %s, want 204", p, a.status, a.body)
 		}
 	}
 }
 
-// TestMissingFilesAreNotFound: exists() of the SDKs stands on it.
+// TestMissingFilesAreNotFound checks the error that exists() of the SDKs depends on.
 func TestMissingFilesAreNotFound(t *testing.T) {
 	w := newFixture(t)
 	_, path := w.create()
@@ -307,7 +308,7 @@ func TestMissingFilesAreNotFound(t *testing.T) {
 	} {
 		if e := w.do(tt.method, path+tt.path, "").failed(t); e.Code != api.NotFound ||
 			!strings.Contains(e.Message, "/none") {
-			t.Errorf("%s %s: %s %s", tt.method, tt.path, e.Code, e.Message)
+			t.Errorf("%s %s: got %s %s, want not_found", tt.method, tt.path, e.Code, e.Message)
 		}
 	}
 }
@@ -373,7 +374,7 @@ func (w *fixture) hear(c *websocket.Conn) string {
 	return string(b)
 }
 
-// TestSocketsTakeKeys: in the header, in the address, and in the subprotocol.
+// TestSocketsTakeKeys checks keys of WebSockets in the header, in the URL and in the subprotocol.
 func TestSocketsTakeKeys(t *testing.T) {
 	w := newFixture(t)
 	_, path := w.create()
@@ -388,14 +389,14 @@ func TestSocketsTakeKeys(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			c := w.dial(path+"/exec/pty?rows=5&cols=6&cmd="+url.QueryEscape("echo hi; exit 4")+tt.query, &tt.opt)
 			if c.Subprotocol() != tt.protocol {
-				t.Errorf("subprotocol %q, want %q", c.Subprotocol(), tt.protocol)
+				t.Errorf("got subprotocol %q, want %q", c.Subprotocol(), tt.protocol)
 			}
 			got := ""
 			for !strings.Contains(got, "}") {
 				got += w.hear(c)
 			}
 			if !strings.Contains(got, "hi") || !strings.HasSuffix(got, `{"exit":4,"type":"exit","code":4}`) {
-				t.Errorf("got %q", got)
+				t.Errorf("got %q as the first message", got)
 			}
 		})
 	}
@@ -414,8 +415,8 @@ func TestSocketsTakeKeys(t *testing.T) {
 	}
 }
 
-// TestSharedTerminal: all viewers see one program, what it printed before they came included, and it stays when
-// they go.
+// TestSharedTerminal checks that all viewers see one program, including its output before they came, and that it
+// outlives them.
 func TestSharedTerminal(t *testing.T) {
 	w := newFixture(t)
 	_, path := w.create()
@@ -438,7 +439,7 @@ func TestSharedTerminal(t *testing.T) {
 			got += w.hear(c)
 		}
 		if got != want {
-			t.Errorf("a viewer saw %q, want %q", got, want)
+			t.Errorf("a viewer got %q, want %q", got, want)
 		}
 	}
 	first := join("")
@@ -455,20 +456,20 @@ func TestSharedTerminal(t *testing.T) {
 	var list []api.Process
 	w.do("GET", path+"/processes", "").json(t, &list)
 	if len(list) != 1 || list[0].Tag != "terminal:pair" {
-		t.Fatalf("processes %+v", list)
+		t.Fatalf("got processes %+v, want one", list)
 	}
 	w.do("POST", fmt.Sprintf("%s/processes/%d/signal", path, list[0].PID), `{"signal":9,"group":true}`)
 	for _, c := range []*websocket.Conn{second, looks} {
 		sees(c, `{"exit":137,"type":"exit","code":137}`)
 	}
-	sees(join(""), "") // one that ended is started anew
+	sees(join(""), "") // a terminal that ended is started again
 	if a := w.do("GET", path+"/exec/pty/shared?session=a/b", "", upgrade); a.status != 400 ||
 		!strings.Contains(a.body, "session") {
-		t.Errorf("a bad name: %d %s", a.status, a.body)
+		t.Errorf("a malformed name: got %d %s, want 400", a.status, a.body)
 	}
 }
 
-// program is a server inside the sandboxes, on port 3000.
+// program starts a server inside the sandboxes, on port 3000.
 func (w *fixture) program(h http.HandlerFunc) {
 	srv := httptest.NewServer(h)
 	w.t.Cleanup(srv.Close)
@@ -528,7 +529,7 @@ func TestProxy(t *testing.T) {
 			path,
 		)
 		if res.StatusCode != http.StatusTeapot || string(got) != want {
-			t.Errorf("%s %q: %d\n got %s\nwant %s", tt.method, tt.path, res.StatusCode, got, want)
+			t.Errorf("%s %q: status %d\n got %s\nwant %s", tt.method, tt.path, res.StatusCode, got, want)
 		}
 	}
 	c := w.dial(path+"/proxy/3000/ws?access_token="+keyMember, nil)
@@ -536,14 +537,14 @@ func TestProxy(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := w.hear(c); got != "echo x" {
-		t.Errorf("websocket through the proxy: %q", got)
+		t.Errorf("WebSocket through the proxy: got %q, want echo x", got)
 	}
 	if a := w.do("GET", path+"/proxy/4000/", ""); a.status != http.StatusBadGateway ||
 		!strings.Contains(a.body, string(id)) {
-		t.Errorf("closed port: %d %s", a.status, a.body)
+		t.Errorf("closed port: got %d %s, want 502", a.status, a.body)
 	}
 	if e := w.do("GET", path+"/proxy/99999/", "").failed(t); e.Code != api.Invalid {
-		t.Errorf("no port: %s", e.Code)
+		t.Errorf("malformed port: got %s, want invalid", e.Code)
 	}
 }
 
@@ -554,11 +555,11 @@ func TestPreview(t *testing.T) {
 	var p api.Preview
 	w.do("POST", path+"/preview-token", `{"port":3000,"ttl_seconds":60,"paths":["/app"]}`).json(t, &p)
 	if p.URL != w.url+"/v1/p/"+p.Token+"/" || p.Port != 3000 || time.Until(p.ExpiresAt) > time.Minute {
-		t.Fatalf("preview %+v", p)
+		t.Fatalf("got preview %+v", p)
 	}
 	at := "/v1/p/" + p.Token
 	if a := w.do("GET", at+"/app/x?q=1", "", as("")); a.body != "seen /app/x?q=1" {
-		t.Errorf("%d %s", a.status, a.body)
+		t.Errorf("request to the preview address: got %d %s", a.status, a.body)
 	}
 	for _, tt := range []struct {
 		path string
@@ -571,12 +572,12 @@ func TestPreview(t *testing.T) {
 		{"/v1/p/x/app", api.Unauthenticated},
 	} {
 		if e := w.do("GET", tt.path, "", as("")).failed(t); e.Code != tt.code {
-			t.Errorf("%s: %s, want %s", tt.path, e.Code, tt.code)
+			t.Errorf("%s: got %s, want %s", tt.path, e.Code, tt.code)
 		}
 	}
 	w.do("DELETE", path, "")
 	if e := w.do("GET", at+"/app", "", as("")).failed(t); e.Code != api.NotFound {
-		t.Errorf("after the end: %s", e.Code)
+		t.Errorf("preview after its end: got %s, want gone", e.Code)
 	}
 }
 
@@ -591,12 +592,12 @@ func TestLogs(t *testing.T) {
 	} {
 		if a := w.do("GET", path+"/logs"+query, ""); a.body != want ||
 			!strings.HasPrefix(a.header.Get("Content-Type"), "text/plain") {
-			t.Errorf("logs%s: %q, want %q", query, a.body, want)
+			t.Errorf("logs%s: got %q, want %q", query, a.body, want)
 		}
 	}
 }
 
-// events opens an event stream.
+// stream opens an event stream.
 func (w *fixture) stream(path string, change ...func(*http.Request)) *bufio.Scanner {
 	w.t.Helper()
 	ctx, cancel := context.WithTimeout(w.t.Context(), patience)
@@ -608,12 +609,12 @@ func (w *fixture) stream(path string, change ...func(*http.Request)) *bufio.Scan
 	}
 	w.t.Cleanup(func() { res.Body.Close() })
 	if res.StatusCode != 200 {
-		w.t.Fatalf("%s answered %d", path, res.StatusCode)
+		w.t.Fatalf("%s: got %d, want 200", path, res.StatusCode)
 	}
 	return bufio.NewScanner(res.Body)
 }
 
-// data gives the data of the next event, "" at the end.
+// data returns the data of the next event, "" at the end.
 func data(s *bufio.Scanner) string {
 	for s.Scan() {
 		if d, ok := strings.CutPrefix(s.Text(), "data: "); ok {
@@ -656,14 +657,14 @@ func TestEvents(t *testing.T) {
 	w.do("GET", path+"/events?tail=2", "").json(t, &list)
 	if len(list.Events) != 2 || list.Events[0].Type != "b" || list.Events[0].Time.IsZero() ||
 		list.Events[0].Timestamp.IsZero() {
-		t.Errorf("tail %+v", list)
+		t.Errorf("got events %+v, want the last ones", list)
 	}
 	s := w.stream(path+"/events?follow=1", with("Last-Event-ID", "2"))
 	w.boxes.tell(id, "d")
 	for _, want := range []string{"c", "d"} {
 		var e api.Event
 		if err := json.Unmarshal([]byte(data(s)), &e); err != nil || e.Type != want {
-			t.Errorf("event %+v, %v; want %s", e, err, want)
+			t.Errorf("got event %+v, %v; want %s", e, err, want)
 		}
 	}
 }
@@ -674,31 +675,31 @@ func TestKeysAndMe(t *testing.T) {
 	w.do("POST", "/v1/me/tokens", `{"name":"ci","expires_in_days":2}`, as(keyAdmin)).json(t, &made)
 	if made["label"] != "ci" || made["name"] != "ci" || made["expires_at"] == nil ||
 		!strings.HasPrefix(fmt.Sprint(made["token"]), "pds_") {
-		t.Errorf("made %v", made)
+		t.Errorf("got new key %v", made)
 	}
 	var list api.TokenList
 	w.do("GET", "/v1/me/tokens", "", as(keyAdmin)).json(t, &list)
 	if len(list.Items) != 1 || list.Items[0].Name != "first" {
-		t.Errorf("list %+v", list)
+		t.Errorf("got keys %+v", list)
 	}
 	if a := w.do("DELETE", "/v1/me/tokens/pds_admi", "", as(keyAdmin)); a.status != 204 {
-		t.Errorf("revoke %d %s", a.status, a.body)
+		t.Errorf("revoke: got %d %s, want 204", a.status, a.body)
 	}
 	var me api.Me
 	w.do("GET", "/v1/me", "").json(t, &me)
 	for path, want := range map[string]int{"/v1/orgs": 200, "/v1/orgs/ours": 200, "/v1/orgs/theirs": 404} {
 		if a := w.do("GET", path, ""); a.status != want || want == 200 && !strings.Contains(a.body, `"slug":"ours"`) {
-			t.Errorf("%s: %d %s", path, a.status, a.body)
+			t.Errorf("%s: got %d %s", path, a.status, a.body)
 		}
 	}
 	for body, want := range map[string]int{`{"org_id":"ours"}`: 200, `{"org_id":"theirs"}`: 404, `{}`: 400} {
 		if a := w.do("POST", "/v1/me/current-org", body); a.status != want ||
 			want == 200 && !strings.Contains(a.body, `"current_org":"ours"`) {
-			t.Errorf("choose %s: %d %s", body, a.status, a.body)
+			t.Errorf("choice of %s: got %d %s", body, a.status, a.body)
 		}
 	}
 	if me.CurrentOrg != "ours" || me.AuthMethod != "token" || len(me.Orgs) != 1 || me.Role != "member" {
-		t.Errorf("me %+v", me)
+		t.Errorf("got me %+v", me)
 	}
 }
 
@@ -709,7 +710,7 @@ func TestNode(t *testing.T) {
 		"/healthz": `"status":"ok"`, "/readyz": `"host":"ok"`, "/version": `"version":"1.2.3"`, "/openapi.json": `"openapi": "3.1.0"`,
 	} {
 		if a := w.do("GET", path, "", as("")); a.status != 200 || !strings.Contains(a.body, want) {
-			t.Errorf("%s: %d %.200s", path, a.status, a.body)
+			t.Errorf("%s: got %d %.200s, want 200", path, a.status, a.body)
 		}
 	}
 	a := w.do("GET", "/metrics", "", as(keyAdmin))
@@ -729,27 +730,27 @@ func TestNode(t *testing.T) {
 	if have.Workspace != "ours" || have.Sandboxes != 2 || have.ByStatus[api.Running] != 1 ||
 		have.ByStatus[api.Paused] != 1 ||
 		have.Snapshots != 1 {
-		t.Errorf("overview %+v", have)
+		t.Errorf("got overview %+v", have)
 	}
 	var theirs api.Overview
 	if w.do("GET", "/v1/metrics/overview", "", as(keyStranger)).json(t, &theirs); theirs.Sandboxes != 0 ||
 		theirs.Snapshots != 0 {
-		t.Errorf("another workspace's overview %+v", theirs)
+		t.Errorf("got the overview of another workspace %+v, want it empty", theirs)
 	}
 	var boots api.BootStats
 	w.do("GET", "/stats/boot", "", as(keyAdmin)).json(t, &boots)
 	if len(boots.Boots) != 1 || boots.Boots[0].BootMode != "snapshot" || boots.Boots[0].Count != 2 {
-		t.Errorf("boots %+v", boots)
+		t.Errorf("got boots %+v", boots)
 	}
 	w.boxes.mu.Lock()
 	w.boxes.gone = true
 	w.boxes.mu.Unlock()
 	if e := w.do("GET", "/readyz", "", as("")).failed(t); e.Code != api.Unavailable {
-		t.Errorf("ready without a host: %s", e.Code)
+		t.Errorf("readyz without a host: got %s, want unavailable", e.Code)
 	}
-	// What is our fault tells the client nothing and the log everything.
+	// The client gets no details of a fault of the server; the log has all of them.
 	if e := w.do("GET", "/v1/capacity", "").failed(t); e.Code != api.Internal || strings.Contains(e.Message, "EOF") ||
 		!strings.Contains(w.log.String(), "unexpected EOF") || !strings.Contains(w.log.String(), string(e.RequestID)) {
-		t.Errorf("capacity without a host: %+v, log %s", e, w.log)
+		t.Errorf("capacity without a host: got %+v with log %s, want internal", e, w.log)
 	}
 }

@@ -14,7 +14,7 @@ import (
 
 var update = flag.Bool("update", false, "write the OpenAPI document anew")
 
-// document is where the OpenAPI document is checked in.
+// document is the path of the OpenAPI document.
 const document = "../../../docs/openapi.json"
 
 func TestDocumentIsCurrent(t *testing.T) {
@@ -38,7 +38,7 @@ func TestDocumentIsCurrent(t *testing.T) {
 	}
 }
 
-// fill puts ids of the right form into a pattern.
+// fill fills ids of the right form into a pattern.
 func fill(pattern string, box api.SandboxID, snap api.SnapshotID) string {
 	return strings.NewReplacer(
 		"{sandbox}",
@@ -64,7 +64,7 @@ func fill(pattern string, box api.SandboxID, snap api.SnapshotID) string {
 	).Replace(pattern)
 }
 
-// valid bodies of the routes that need something in theirs.
+// bodies are valid bodies of the routes that need a field.
 var bodies = map[string]string{
 	"POST /v1/sandboxes/{sandbox}/exec":                        `{"cmd":"true"}`,
 	"POST /v1/sandboxes/{sandbox}/exec/stream":                 `{"cmd":"true"}`,
@@ -80,7 +80,7 @@ var bodies = map[string]string{
 	"POST /v1/sandboxes/{sandbox}/repl/sessions/{session}/run": `{"code":"1"}`,
 }
 
-// upgrade asks for a WebSocket without being one.
+// upgrade asks for a WebSocket without being a WebSocket client.
 func upgrade(r *http.Request) {
 	r.Header.Set("Connection", "Upgrade")
 	r.Header.Set("Upgrade", "websocket")
@@ -88,7 +88,7 @@ func upgrade(r *http.Request) {
 	r.Header.Set("Sec-WebSocket-Key", "dGhlIHNhbXBsZSBub25jZQ==")
 }
 
-// ask calls a route of the table with ids that are the member's.
+// ask calls a route of the table with ids of the member.
 func (w *fixture) ask(rt httpapi.Line, box api.SandboxID, snap api.SnapshotID, change ...func(*http.Request)) answer {
 	w.t.Helper()
 	method := rt.Method
@@ -120,12 +120,12 @@ func TestEveryRouteDeniesAStranger(t *testing.T) {
 			for _, key := range []string{"", "pds_wrong"} {
 				a := w.ask(rt, box, snap.ID, as(key))
 				if e := a.failed(t); e.Code != api.Unauthenticated || a.header.Get("WWW-Authenticate") != "Bearer" {
-					t.Errorf("key %q: %d %s, want unauthenticated", key, a.status, a.body)
+					t.Errorf("key %q: got %d %s, want unauthenticated", key, a.status, a.body)
 				}
 			}
 			if rt.Access == "admin" {
 				if e := w.ask(rt, box, snap.ID).failed(t); e.Code != api.Forbidden {
-					t.Errorf("member: %s, want forbidden", e.Code)
+					t.Errorf("member: got %s, want forbidden", e.Code)
 				}
 				return
 			}
@@ -147,15 +147,14 @@ func TestEveryRouteDeniesAStranger(t *testing.T) {
 	}
 	want := "[/v1/p/{token}/{path...} /healthz /readyz /version /v1/version /v1/health /openapi.json /v1/openapi.json]"
 	if got := fmt.Sprint(open); got != want {
-		t.Errorf("routes without a key: %s\nwant %s", got, want)
+		t.Errorf("got public routes %s\nwant %s", got, want)
 	}
 	if _, err := w.boxes.get(principal, box); err != nil {
-		t.Errorf("after all that the sandbox is not there: %v", err)
+		t.Errorf("the refused requests deleted the sandbox: %v", err)
 	}
 }
 
-// TestEveryBodyIsChecked: every route that takes JSON refuses what is none, what is too much of it, and fields that
-// it does not know.
+// TestEveryBodyIsChecked checks that every route that takes JSON refuses malformed, oversized and unknown input.
 func TestEveryBodyIsChecked(t *testing.T) {
 	w := newFixture(t)
 	box, path := w.create()
@@ -172,15 +171,14 @@ func TestEveryBodyIsChecked(t *testing.T) {
 			} {
 				a := w.do(rt.Method, fill(rt.Pattern, box, snap.ID), body, as(keyAdmin))
 				if a.status < 400 || a.status >= 500 && a.status != 501 {
-					t.Errorf("%s: %d %.200s", name, a.status, a.body)
+					t.Errorf("%s: got %d %.200s, want 4xx or 501", name, a.status, a.body)
 				}
 			}
 		})
 	}
 }
 
-// TestQueriesAreUnderstood: no route ignores a name in a query that it does not know, and every one that is
-// documented is known.
+// TestQueriesAreUnderstood checks that every route refuses an unknown name in a query and knows every documented one.
 func TestQueriesAreUnderstood(t *testing.T) {
 	w := newFixture(t)
 	box, path := w.create()
@@ -194,7 +192,7 @@ func TestQueriesAreUnderstood(t *testing.T) {
 		at := fill(rt.Pattern, box, snap.ID) + "?colour=red"
 		e := w.do(method, at, bodies[method+" "+rt.Pattern], change).failed(t)
 		if e.Code != api.Invalid || e.Details["field"] != "colour" {
-			t.Errorf("%s %s: %s %s, want the colour refused", method, at, e.Code, e.Message)
+			t.Errorf("%s %s: got %s %s, want a refusal of colour", method, at, e.Code, e.Message)
 		}
 	}
 	for _, tt := range []struct{ query, want string }{
@@ -203,10 +201,10 @@ func TestQueriesAreUnderstood(t *testing.T) {
 		a := w.do("GET", "/v1/sandboxes?"+tt.query, "")
 		if tt.want == "" {
 			if a.status != 200 {
-				t.Errorf("%s: %d %s", tt.query, a.status, a.body)
+				t.Errorf("%s: got %d %s, want 200", tt.query, a.status, a.body)
 			}
 		} else if e := a.failed(t); !strings.Contains(e.Message, tt.want) {
-			t.Errorf("%s: %s does not say %s", tt.query, e.Message, tt.want)
+			t.Errorf("%s: message %s lacks %s", tt.query, e.Message, tt.want)
 		}
 	}
 }
@@ -245,7 +243,7 @@ func TestBodies(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			e := w.do(tt.method, tt.path, tt.body).failed(t)
 			if e.Code != tt.code {
-				t.Errorf("code %s (%s), want %s", e.Code, e.Message, tt.code)
+				t.Errorf("got code %s (%s), want %s", e.Code, e.Message, tt.code)
 			}
 			for _, part := range tt.want {
 				if !strings.Contains(e.Message, part) {
@@ -275,7 +273,7 @@ func TestUnknownPathsAndMethods(t *testing.T) {
 		t.Run(tt.method+strings.ReplaceAll(tt.path, "/", "_"), func(t *testing.T) {
 			a := w.do(tt.method, tt.path, "")
 			if e := a.failed(t); e.Code != tt.code || a.header.Get("Allow") != tt.allow {
-				t.Errorf("%s, Allow %q; want %s, %q", e.Code, a.header.Get("Allow"), tt.code, tt.allow)
+				t.Errorf("got %s, Allow %q; want %s, %q", e.Code, a.header.Get("Allow"), tt.code, tt.allow)
 			}
 		})
 	}
@@ -287,7 +285,7 @@ func TestRequestID(t *testing.T) {
 		a := w.do("GET", "/v1/nothing", "", with("X-Request-Id", given))
 		got := a.header.Get("X-Request-Id")
 		if (got == given) != kept || got == "" || string(a.failed(t).RequestID) != got {
-			t.Errorf("given %q: header %q, body %s", given, got, a.body)
+			t.Errorf("request id %q: got header %q, body %s", given, got, a.body)
 		}
 	}
 }
@@ -308,30 +306,30 @@ func TestBrowsersMayAsk(t *testing.T) {
 			a.header.Get(
 				"Access-Control-Allow-Headers",
 			) != "authorization" || !strings.Contains(a.header.Get("Access-Control-Allow-Methods"), "PATCH") {
-			t.Errorf("%s: %d %v", p, a.status, a.header)
+			t.Errorf("%s: got %d %v", p, a.status, a.header)
 		}
 	}
 	if a := w.do("GET", "/v1/me", ""); a.header.Get("Access-Control-Allow-Origin") != "*" {
-		t.Errorf("no Access-Control-Allow-Origin on an answer: %v", a.header)
+		t.Errorf("response header %v lacks Access-Control-Allow-Origin", a.header)
 	}
 }
 
-// TestKeysInAddresses: only what a browser asks without headers may carry the key in its address.
+// TestKeysInAddresses checks that only requests that a browser makes without headers may have the key in the URL.
 func TestKeysInAddresses(t *testing.T) {
 	w := newFixture(t)
 	w.boxes.tell("sbx", "x")
 	_, path := w.create()
 	q := "?access_token=" + keyMember
 	if a := w.do("GET", "/v1/me"+q, "", as("")); a.failed(t).Code != api.Unauthenticated {
-		t.Errorf("GET with the key in its address: %d", a.status)
+		t.Errorf("GET with the key in its URL: got %d, want 401", a.status)
 	}
 	if a := w.do("POST", path+"/exec/stream"+q, `{"cmd":"true"}`, as(""), with("Accept", "text/event-stream")); a.failed(
 		t,
 	).Code != api.Unauthenticated {
-		t.Errorf("POST with the key in its address: %d", a.status)
+		t.Errorf("POST with the key in its URL: got %d, want 401", a.status)
 	}
 	a := w.do("GET", path+"/processes/1/stream"+q, "", as(""), with("Accept", "text/event-stream"))
 	if a.failed(t).Code != api.NotFound {
-		t.Errorf("EventSource with the key in its address: %d %s, want to be let in", a.status, a.body)
+		t.Errorf("EventSource with the key in its URL: got %d %s, want 200", a.status, a.body)
 	}
 }

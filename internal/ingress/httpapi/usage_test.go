@@ -9,8 +9,8 @@ import (
 	"github.com/pandastack/pandastack/api"
 )
 
-// TestWorked tells what a sandbox took of its host, in every state, and nothing to a stranger.
-func TestWorked(t *testing.T) {
+// TestHostUsage checks what a sandbox used of its host in every state, and that strangers do not get it.
+func TestHostUsage(t *testing.T) {
 	w := newFixture(t)
 	id, path := w.create()
 	for _, tt := range []struct {
@@ -29,18 +29,19 @@ func TestWorked(t *testing.T) {
 		a.json(t, &got)
 		memory := got.ResidentGiBSeconds
 		got.ResidentGiBSeconds = 0
-		// A quarter of a GiB for the twenty seconds before the first question, and for the time since.
+		// A quarter of a GiB for the twenty seconds before the first request, and for the time since.
 		if got != tt.want || tt.verb == "hibernate" && memory != 0 ||
 			tt.verb != "hibernate" && (memory < 5 || memory > 5+patience.Seconds()) {
-			t.Errorf("after %q: %d %s", tt.verb, a.status, a.body)
+			t.Errorf("after %q: got %d %s", tt.verb, a.status, a.body)
 		}
 	}
 	if a := w.do("GET", path+"/util", "", as(keyStranger)); a.failed(t).Code != api.NotFound {
-		t.Errorf("a stranger is told %s", a.body)
+		t.Errorf("a stranger got %s, want not_found", a.body)
 	}
 }
 
-// TestSeries: each question measures a sandbox that runs, and measurements are told of the time that is asked about.
+// TestSeries checks that each request measures a running sandbox, and that a series has the measurements of the
+// requested time.
 func TestSeries(t *testing.T) {
 	w := newFixture(t)
 	id, path := w.create()
@@ -50,13 +51,13 @@ func TestSeries(t *testing.T) {
 	w.do("GET", at, "").json(t, &got)
 	if got.SandboxID != id || got.Step != "15s" || got.StepSeconds != 15 || got.Empty || len(got.Points) != 1 ||
 		got.To.Sub(got.From) != time.Hour {
-		t.Fatalf("by default %+v", got)
+		t.Fatalf("series without parameters = %+v", got)
 	}
 	p := got.Points[0]
 	if p.CPUPct < 49 || p.CPUPct > 51 || p.MemBytes != 60 || p.DiskUsedBytes != 7 || p.NetRxBytes != 8 ||
 		p.NetTxBytes != 9 ||
 		p.TS.Unix()%15 != 0 {
-		t.Errorf("point %+v", p)
+		t.Errorf("got point %+v", p)
 	}
 	for query, some := range map[string]bool{
 		fmt.Sprintf("from=%d&step=1h", now.Unix()-60):                                    true,
@@ -69,15 +70,15 @@ func TestSeries(t *testing.T) {
 		a := w.do("GET", at+"?"+query, "")
 		a.json(t, &got)
 		if a.status != 200 || got.Empty == some || (len(got.Points) > 0) != some {
-			t.Errorf("%s: %d %s", query, a.status, a.body)
+			t.Errorf("%s: got %d %s", query, a.status, a.body)
 		}
 	}
 	known := len(got.Points)
-	for _, verb := range []string{"pause", "hibernate"} { // nothing new, and all that was measured before
+	for _, verb := range []string{"pause", "hibernate"} { // nothing new, and everything that was measured before
 		w.do("POST", path+"/"+verb, "")
 		w.do("GET", at+"?step=1h&from=0", "").json(t, &got)
 		if len(got.Points) < max(1, known) {
-			t.Errorf("after %s: %+v", verb, got)
+			t.Errorf("after %s: got %+v", verb, got)
 		}
 	}
 }
@@ -106,13 +107,13 @@ func TestSeriesRefuses(t *testing.T) {
 	} {
 		e := w.do("GET", tt.path, "", as(tt.key)).failed(t)
 		if e.Code != tt.code || tt.field != "" && e.Details["field"] != tt.field {
-			t.Errorf("%.80s: %s %s, want %s of %q", tt.path, e.Code, e.Message, tt.code, tt.field)
+			t.Errorf("%.80s: got %s %s, want %s of %q", tt.path, e.Code, e.Message, tt.code, tt.field)
 		}
 	}
 	w.do("DELETE", path, "")
 	for _, p := range []string{at, path + "/util"} {
 		if e := w.do("GET", p, "").failed(t); e.Code != api.NotFound {
-			t.Errorf("%s of one that ended: %s", p, e.Code)
+			t.Errorf("%s of a sandbox that ended: got %s", p, e.Code)
 		}
 	}
 }

@@ -33,7 +33,16 @@ func TestAddressOfHost(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			got, ours, err := proxy.AddressOfHost(&http.Request{Host: c.host})
 			if ours != c.ours || !errors.Is(err, c.err) || err == nil && got != c.want {
-				t.Errorf("AddressOfHost(%q) = %+v, %v, %v; want %+v, %v, %v", c.host, got, ours, err, c.want, c.ours, c.err)
+				t.Errorf(
+					"AddressOfHost(%q) = %+v, %v, %v; want %+v, %v, %v",
+					c.host,
+					got,
+					ours,
+					err,
+					c.want,
+					c.ours,
+					c.err,
+				)
 			}
 		})
 	}

@@ -65,10 +65,10 @@ func (rt Route) mayWake(r *http.Request) bool {
 	return rt.grantOf(r) != grantNone || rt.Service != nil && rt.Service.MayWake(r, rt.Sandbox)
 }
 
-// Authorize returns the request to forward, without the credential of a preview, if r may reach the port.
+// Authorize returns the request to forward, if r may reach the port.
 //
-// It returns false if it has answered r itself: with an error, or with the redirect that replaces a preview in the URL
-// of a page by a cookie.
+// The returned request lacks the credential of a preview. Authorize returns false if it has sent a response itself: an
+// error, or the redirect that replaces a preview in the URL of a page by a cookie.
 func (rt Route) Authorize(w http.ResponseWriter, r *http.Request) (*http.Request, bool) {
 	if !isPrivate(rt.Sandbox) {
 		return r, true

@@ -29,16 +29,16 @@ func TestPrivateTLS(t *testing.T) {
 	}
 	for _, name := range []string{"localhost", "3000-sbxa.sandboxes.test", "127.0.0.1"} {
 		if _, err := first.Leaf.Verify(x509.VerifyOptions{DNSName: name, Roots: roots, CurrentTime: now}); err != nil {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("%s: certificate is not valid: %v", name, err)
 		}
 	}
 	if _, err := first.Leaf.Verify(x509.VerifyOptions{DNSName: "a.b.sandboxes.test", Roots: roots}); err == nil {
-		t.Error("the wildcard covers two labels")
+		t.Error("the wildcard is valid for two labels, want one")
 	}
 
 	same, _, err := proxy.PrivateTLS(dir, names[:2], now.Add(24*time.Hour))
 	if err != nil || !bytes.Equal(same.Certificate[0], first.Certificate[0]) {
-		t.Errorf("a good certificate was made anew (%v)", err)
+		t.Errorf("a valid certificate was replaced, want it kept (error %v)", err)
 	}
 	for name, again := range map[string]func() ([][]byte, error){
 		"other-names": func() ([][]byte, error) {
@@ -52,20 +52,20 @@ func TestPrivateTLS(t *testing.T) {
 	} {
 		got, err := again()
 		if err != nil || bytes.Equal(got[0], first.Certificate[0]) {
-			t.Errorf("%s: the old certificate was kept (%v)", name, err)
+			t.Errorf("%s: the old certificate was kept, want a new one (error %v)", name, err)
 		}
 		if !bytes.Equal(got[1], first.Certificate[1]) {
-			t.Errorf("%s: the authority changed: nobody trusts the new one", name)
+			t.Errorf("%s: the authority changed, want it kept: no client trusts a new one", name)
 		}
 	}
 
 	if info, err := os.Stat(filepath.Join(dir, "ca.key")); err != nil || info.Mode().Perm() != 0o600 {
-		t.Errorf("the authority's key has mode %v, %v", info.Mode(), err)
+		t.Errorf("the authority's key has mode %v, want 0600 (error %v)", info.Mode(), err)
 	}
 	if err := os.WriteFile(caFile, []byte("garbage"), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	if _, _, err := proxy.PrivateTLS(dir, names, now); err == nil {
-		t.Error("a damaged authority was replaced without a word")
+		t.Error("a damaged authority was replaced, want an error")
 	}
 }

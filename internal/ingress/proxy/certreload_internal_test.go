@@ -28,10 +28,10 @@ func TestKeepCertificate(t *testing.T) {
 	} {
 		fault = step.fault
 		if got := c.at(now.Add(step.after)).OCSPStaple[0]; got != step.want {
-			t.Errorf("after %v: certificate %d, want %d", step.after, got, step.want)
+			t.Errorf("after %v: got certificate %d, want %d", step.after, got, step.want)
 		}
 	}
 	if _, err := NewReloadingCertificate(func(time.Time) (tls.Certificate, error) { return tls.Certificate{}, errors.New("none") }, nil); err == nil {
-		t.Error("a server without a certificate")
+		t.Error("NewReloadingCertificate of a failed load succeeded, want its error")
 	}
 }

@@ -28,7 +28,10 @@ func writeError(w http.ResponseWriter, r *http.Request, status int, b errorBody)
 	}
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
 	w.WriteHeader(status)
-	_, _ = fmt.Fprintf(w, errorPage, status, html.EscapeString(b.Message), html.EscapeString(b.Sandbox), portText(b.Port))
+	// The client may have closed the connection.
+	_, _ = fmt.Fprintf(
+		w, errorPage, status, html.EscapeString(b.Message), html.EscapeString(b.Sandbox), portText(b.Port),
+	)
 }
 
 func portText(port int) string {

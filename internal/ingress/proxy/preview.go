@@ -75,9 +75,9 @@ func OpenPreview(key []byte, token string, now time.Time) (Preview, error) {
 	return v, nil
 }
 
-// Allows reports whether path p is below one of the prefixes, by whole segments after dots are resolved.
+// Allows reports whether path p is below one of the prefixes.
 //
-// Without prefixes every path is allowed.
+// It compares whole segments, after dots are resolved. Without prefixes every path is allowed.
 func (v Preview) Allows(p string) bool {
 	p = path.Clean("/" + p)
 	for _, prefix := range v.Paths {

@@ -51,13 +51,13 @@ func TestPreviewTokens(t *testing.T) {
 			if !errors.Is(err, tt.err) ||
 				err == nil &&
 					(v.Allows(tt.path) != tt.allowed || v.Sandbox != "sbxa" || v.Port != 3000 || v.Workspace != "ours") {
-				t.Errorf("%+v, %v; want %v and %v", v, err, tt.err, tt.allowed)
+				t.Errorf("OpenPreview = %+v, %v; want error %v and allowed %v", v, err, tt.err, tt.allowed)
 			}
 		})
 	}
 }
 
-// FuzzPreview: nothing that was not signed opens.
+// FuzzPreview checks that no token opens that was not signed.
 func FuzzPreview(f *testing.F) {
 	now := time.Unix(1_800_000_000, 0)
 	good := proxy.SignPreview(
@@ -68,12 +68,12 @@ func FuzzPreview(f *testing.F) {
 	f.Add(good[:len(good)-1])
 	f.Fuzz(func(t *testing.T, token string) {
 		if _, err := proxy.OpenPreview(previewKey, token, now); err == nil && token != good {
-			t.Errorf("%q opened", token)
+			t.Errorf("OpenPreview(%q) succeeded, want ErrForged", token)
 		}
 	})
 }
 
-// TestPrivatePorts: the id alone opens nothing, and what opens a port is not told to the program inside.
+// TestPrivatePorts checks that the id alone opens nothing, and that programs do not see what opens their ports.
 func TestPrivatePorts(t *testing.T) {
 	w := newFixture(t, http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 		_, _ = rw.Write(
@@ -124,7 +124,7 @@ func TestPrivatePorts(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			status, text := w.visit(t, host, tt.path, tt.header...)
 			if status != tt.status || !strings.Contains(text, tt.want) {
-				t.Errorf("%d %s, want %d with %q", status, text, tt.status, tt.want)
+				t.Errorf("got %d %s, want %d with %q", status, text, tt.status, tt.want)
 			}
 		})
 	}

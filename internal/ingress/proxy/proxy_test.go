@@ -23,14 +23,14 @@ import (
 	"github.com/pandastack/pandastack/internal/ingress/proxy"
 )
 
-// guest has programs on ports and nothing else.
+// guest is a guest that has programs on ports and nothing else.
 type guest struct {
 	guestapi.Guest
-	ports map[uint16]string // address that really serves the port
+	ports map[uint16]string // address that serves the port
 	dials *counter
 }
 
-// counter counts what happens in several goroutines.
+// counter is a counter for several goroutines.
 type counter struct {
 	mu sync.Mutex
 	n  int
@@ -122,8 +122,8 @@ func (s *sandboxes) change(id string, by func(*running)) {
 // trafficHeader carries the token of testPolicy.
 const trafficHeader = "Test-Traffic-Token"
 
-// testPolicy has one token for all private sandboxes. A sandbox with metadata "asleep" is woken by no request, and every
-// other one runs for 100 seconds once it was woken.
+// testPolicy has one token for all private sandboxes. No request wakes a sandbox with metadata "asleep"; every other
+// one runs for 100 seconds after it was woken.
 type testPolicy struct{}
 
 func (testPolicy) TrafficToken(api.SandboxID) (header, token string) { return trafficHeader, "secret" }
@@ -197,7 +197,7 @@ func (w *fixture) get(t *testing.T, host, path string, header ...string) (int, s
 	return resp.StatusCode, strings.TrimSpace(string(text))
 }
 
-// visit gets a page as a browser does: what it is given as a cookie it shows when it is sent on.
+// visit gets a page as a browser does: it follows redirects and returns the cookies that it was given.
 func (w *fixture) visit(t *testing.T, host, path string, header ...string) (int, string) {
 	t.Helper()
 	stay := &http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
@@ -227,7 +227,7 @@ func (w *fixture) visit(t *testing.T, host, path string, header ...string) (int,
 			header = append(header, "Cookie", c.Name+"="+c.Value)
 		}
 	}
-	t.Fatal("sent on without end")
+	t.Fatal("got more than three redirects")
 	return 0, ""
 }
 
@@ -236,7 +236,7 @@ func echoRequest(w http.ResponseWriter, r *http.Request) {
 		r.Header.Get("X-Forwarded-Host"), r.Header.Get(trafficHeader), r.RequestURI)
 }
 
-// TestTLSInside: a port that speaks TLS is spoken to in it, by HTTP/1.1 and HTTP/2, whatever its certificate says.
+// TestTLSInside checks that TLS ports are reached by TLS, HTTP/1.1 and HTTP/2, with any certificate.
 func TestTLSInside(t *testing.T) {
 	for _, h2 := range []bool{false, true} {
 		w := newFixture(t, http.HandlerFunc(echoRequest))
@@ -254,7 +254,7 @@ func TestTLSInside(t *testing.T) {
 		want := map[bool]string{false: "tls=true proto=1 host=localhost:3443 origin=https://localhost:3443", true: "tls=true proto=2 host=localhost:3443 origin=https://localhost:3443"}[h2]
 		if status, text := w.get(t, "3443-sbxt.test", "/", "Origin", "https://3443-sbxt.test"); status != 200 ||
 			!strings.HasPrefix(text, want) {
-			t.Errorf("%d %s, want %s", status, text, want)
+			t.Errorf("got %d %s, want 200 %s", status, text, want)
 		}
 	}
 }
@@ -296,17 +296,17 @@ func TestAnswers(t *testing.T) {
 		})
 	}
 	if status, _ := w.get(t, "0-sbxa.test", "/"); status != http.StatusBadRequest {
-		t.Errorf("malformed host answered %d, want 400", status)
+		t.Errorf("status for a malformed host = %d, want 400", status)
 	}
 	if _, text := w.get(t, "3000-sbxz.test", "/", "Accept", "text/html"); !strings.Contains(
 		text,
 		"<h1>The sandbox was not found</h1>",
 	) {
-		t.Errorf("a browser got %q", text)
+		t.Errorf("a browser got %q, want a page", text)
 	}
 	w.boxes.err = errors.New("broken")
 	if status, _ := w.get(t, "3000-sbxa.test", "/"); status != http.StatusBadGateway {
-		t.Errorf("broken sandboxes answered %d, want 502", status)
+		t.Errorf("status with a broken service = %d, want 502", status)
 	}
 }
 
@@ -425,10 +425,10 @@ func TestWebSocketAndEvents(t *testing.T) {
 	defer resp.Body.Close()
 	lines := bufio.NewReader(resp.Body)
 	if line, err := lines.ReadString('\n'); err != nil || line != "data: one\n" {
-		t.Fatalf("first event %q, %v, before the second was sent", line, err)
+		t.Fatalf("first event = %q, %v; want it before the second is sent", line, err)
 	}
 	close(goOn)
 	if rest, err := io.ReadAll(lines); err != nil || !strings.Contains(string(rest), "data: two") {
-		t.Fatalf("rest %q, %v", rest, err)
+		t.Fatalf("rest = %q, %v; want the second event", rest, err)
 	}
 }

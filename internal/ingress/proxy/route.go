@@ -20,7 +20,7 @@ type Resolver interface {
 	// Resolve returns the route that serves r. It wakes a sandbox if r may wake it; many requests that wait for one
 	// sandbox wake it once.
 	//
-	// The error wraps ErrNoRoute if r is for somebody else, ErrMalformed if r names its target wrongly, and
+	// The error wraps ErrNoRoute if r is for no target of the resolver, ErrMalformed if r names its target wrongly, and
 	// ErrNotFound if the target does not exist, or sleeps and r may not wake it. With the latter two the route
 	// carries the address alone.
 	Resolve(r *http.Request) (Route, error)
@@ -28,7 +28,8 @@ type Resolver interface {
 
 // Route is a port of a running sandbox, as one request found it.
 //
-// The zero value of every other field than Address, Sandbox and Guest is safe: a private sandbox then lets nobody in.
+// Address, Sandbox and Guest are required. Without the other fields, which a resolver of this package sets, Authorize
+// refuses every request for a private sandbox.
 type Route struct {
 	Address Address
 	Sandbox api.Sandbox    // its Generation is the one that Guest belongs to
@@ -43,7 +44,7 @@ type Service interface {
 	// MayWake reports whether r carries a credential of the service's own that lets r wake the private sandbox b.
 	// The service checks the credential again when it serves the request.
 	MayWake(r *http.Request, b api.Sandbox) bool
-	// ServeRoute answers r. The service decides who is let in; Route.Authorize has the rule for ports.
+	// ServeRoute serves r. The service authorizes r; Route.Authorize has the rule for ports.
 	ServeRoute(w http.ResponseWriter, r *http.Request, rt Route)
 }
 
@@ -60,9 +61,14 @@ type Policy interface {
 // noPolicy adds nothing: every sandbox wakes, and no token opens private ports.
 type noPolicy struct{}
 
+// TrafficToken implements Policy.
 func (noPolicy) TrafficToken(api.SandboxID) (header, token string) { return "", "" }
-func (noPolicy) WakesOnRequest(api.Sandbox) bool                   { return true }
-func (noPolicy) ResumeTimeout(api.Sandbox) int64                   { return 0 }
+
+// WakesOnRequest implements Policy.
+func (noPolicy) WakesOnRequest(api.Sandbox) bool { return true }
+
+// ResumeTimeout implements Policy.
+func (noPolicy) ResumeTimeout(api.Sandbox) int64 { return 0 }
 
 // isPrivate reports whether the ports of a sandbox need a credential.
 func isPrivate(b api.Sandbox) bool { return b.Network != nil && b.Network.PrivatePorts }

@@ -68,14 +68,15 @@ func (s *SandboxResolver) Resolve(r *http.Request) (Route, error) {
 	}
 	var owner auth.Principal
 	wakes := false
-	rt.Guest, rt.Sandbox, err = s.sandboxes.OpenForIngress(r.Context(), id, func(p auth.Principal, b api.Sandbox) error {
+	admit := func(p auth.Principal, b api.Sandbox) error {
 		owner, rt.Sandbox = p, b
 		wakes = b.Status != api.Running
-		if wakes && !(s.cfg.Policy.WakesOnRequest(b) && rt.mayWake(r)) {
+		if wakes && (!s.cfg.Policy.WakesOnRequest(b) || !rt.mayWake(r)) {
 			return api.Wrap(api.NotFound, errAsleep, errAsleep.Error())
 		}
 		return nil
-	})
+	}
+	rt.Guest, rt.Sandbox, err = s.sandboxes.OpenForIngress(r.Context(), id, admit)
 	if err == nil && wakes {
 		err = s.limit(r.Context(), owner, rt.Sandbox)
 	}

@@ -14,7 +14,7 @@ import (
 	"github.com/pandastack/pandastack/internal/control/auth"
 )
 
-// FuzzDecode: what is taken is one JSON value of known fields, and what is refused says why.
+// FuzzDecode checks that what is accepted is one JSON value of known fields, and that a refusal says why.
 func FuzzDecode(f *testing.F) {
 	f.Add(`{"templateID":"base","network":{"allowOut":["a.example"],"denyOut":["0.0.0.0/0"]}}`)
 	f.Add(`{"templateID":"base"}{}`)
@@ -24,35 +24,35 @@ func FuzzDecode(f *testing.F) {
 		err := decode(httptest.NewRequest("POST", "/", strings.NewReader(body)), &n)
 		if err != nil {
 			if e := api.AsError(err); e.Code != api.Invalid && e.Code != api.TooLarge || e.Message == "" {
-				t.Errorf("%q: %v", body, err)
+				t.Errorf("decode(%q) = %v, want a code and a message", body, err)
 			}
 			return
 		}
 		if strings.TrimSpace(body) != "" && !json.Valid([]byte(body)) {
-			t.Errorf("%q was taken", body)
+			t.Errorf("decode(%q) accepted what is not JSON", body)
 		}
 		if n.check() != nil {
 			return
 		}
 		p, err := n.policy()
 		if err == nil && p != nil && p.Validate() != nil {
-			t.Errorf("%q gives a policy that does not hold: %+v", body, p)
+			t.Errorf("%q gives the invalid policy %+v", body, p)
 		}
 	})
 }
 
-// deaf takes no files: nobody may get as far.
-type deaf struct {
+// noFiles is a Builds that must receive no files.
+type noFiles struct {
 	Builds
 	t *testing.T
 }
 
-func (d deaf) PutFiles(context.Context, auth.Principal, string, io.Reader) error {
-	d.t.Error("files were taken without a ticket of this server")
+func (d noFiles) PutFiles(context.Context, auth.Principal, string, io.Reader) error {
+	d.t.Error("PutFiles was called without a ticket of this server")
 	return nil
 }
 
-// FuzzTicket: no ticket but one that this server made lets files in.
+// FuzzTicket checks that only tickets of this server let files in.
 func FuzzTicket(f *testing.F) {
 	s := &Server{cfg: Config{Secret: []byte(strings.Repeat("k", 32))}}
 	f.Add("aa", s.ticket("a", "aa", time.Now().Add(time.Hour)))
@@ -69,13 +69,13 @@ func FuzzTicket(f *testing.F) {
 			strings.HasSuffix(good, parts[2]) {
 			return // the seed
 		}
-		if err := s.putFiles(r, deaf{t: t}); err == nil {
-			t.Errorf("%q, %q is taken", hash, ticket)
+		if err := s.putFiles(r, noFiles{t: t}); err == nil {
+			t.Errorf("upload of %q with ticket %q was accepted", hash, ticket)
 		}
 	})
 }
 
-// FuzzLogQuery: what is taken can be used, and selects no more than it says.
+// FuzzLogQuery checks that an accepted query selects no more entries than its limit.
 func FuzzLogQuery(f *testing.F) {
 	f.Add("cursor=1&limit=2&direction=backward&level=warn&search=x")
 	f.Add("start=1000000")
@@ -93,12 +93,12 @@ func FuzzLogQuery(f *testing.F) {
 			return
 		}
 		if got := q.apply(all); len(got) > q.limit || q.limit > 10_000 {
-			t.Errorf("%q selects %d entries of at most %d", query, len(got), q.limit)
+			t.Errorf("%q selects %d entries, want at most %d", query, len(got), q.limit)
 		}
 	})
 }
 
-// FuzzFilter: every list has a bound.
+// FuzzFilter checks that every list has a limit.
 func FuzzFilter(f *testing.F) {
 	f.Add("metadata=a%3Db%26c%3Dd&limit=10&nextToken=x&order=desc")
 	f.Add("metadata=%25zz&limit=-1")
@@ -108,7 +108,7 @@ func FuzzFilter(f *testing.F) {
 			return
 		}
 		if got, err := parseFilter(q); err == nil && (got.Limit < 1 || got.Limit > 100) {
-			t.Errorf("%q: a list of %d", query, got.Limit)
+			t.Errorf("parseFilter(%q) has the limit %d, want 1 to 100", query, got.Limit)
 		}
 	})
 }

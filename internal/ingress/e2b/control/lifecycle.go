@@ -205,7 +205,8 @@ func (s *Server) fork(r *http.Request, p auth.Principal) (int, any, error) {
 	}
 	out := []forkResult{}
 	for _, child := range answer.Children {
-		if _, err := s.sandboxes.SetLifecycle(r.Context(), p, child.ID, api.LifecyclePatch{TimeoutSeconds: &timeout}); err != nil {
+		patch := api.LifecyclePatch{TimeoutSeconds: &timeout}
+		if _, err := s.sandboxes.SetLifecycle(r.Context(), p, child.ID, patch); err != nil {
 			return 0, nil, err
 		}
 		a := s.sandboxResponse(child)

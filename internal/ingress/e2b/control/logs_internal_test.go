@@ -10,12 +10,16 @@ import (
 	"github.com/pandastack/pandastack/internal/control/sandbox/activity"
 )
 
-// TestLogsAreSelected: entries are in the order of their times, and queries select by time, level and text from
+// TestLogsAreSelected checks that entries are sorted by time, and that queries select by time, level and text from
 // either end.
 func TestLogsAreSelected(t *testing.T) {
 	at := func(second int) time.Time { return time.Unix(1000+int64(second), 0) }
 	all := newLogEntries(sandbox.Logs{Console: "boot\n", Processes: []sandbox.ProcessEnd{
-		{Started: at(1), Stdout: "a1\na5\n", StdoutAt: activity.LineTimes{{Lines: 1, At: at(1)}, {Lines: 1, At: at(5)}}},
+		{
+			Started:  at(1),
+			Stdout:   "a1\na5\n",
+			StdoutAt: activity.LineTimes{{Lines: 1, At: at(1)}, {Lines: 1, At: at(5)}},
+		},
 		{Started: at(1), Tag: "repl-bash-shdefault", Stdout: "talk\n"},
 		{Started: at(2), Exited: true, Ended: at(4), Stdout: "b4\n", Stderr: "e4"},
 	}}, at(0))
@@ -37,7 +41,7 @@ func TestLogsAreSelected(t *testing.T) {
 		}
 		q, err := parseLogQuery(values)
 		if err != nil {
-			t.Errorf("%s: %v", query, err)
+			t.Errorf("parseLogQuery(%s) = %v, want no error", query, err)
 			continue
 		}
 		var got []string
@@ -51,7 +55,7 @@ func TestLogsAreSelected(t *testing.T) {
 	for _, query := range []string{"level=loud", "direction=up", "limit=-1", "limit=x", "cursor=x", "cursor=999999999999999999", "start=-1"} {
 		values, _ := url.ParseQuery(query)
 		if q, err := parseLogQuery(values); err == nil {
-			t.Errorf("%s is taken for %+v", query, q)
+			t.Errorf("parseLogQuery(%s) = %+v, want an error", query, q)
 		}
 	}
 }

@@ -71,7 +71,8 @@ func (n *newSandbox) check() error {
 	case n.AutoPauseMemory != nil && !*n.AutoPauseMemory && n.AutoResume != nil && n.AutoResume.Enabled:
 		return api.Errorf(
 			api.Invalid,
-			"autoPauseMemory: a sandbox without memory is booted by its clients, not by requests: "+"leave autoResume out",
+			"autoPauseMemory: a sandbox without memory is booted by its clients, not by requests: "+
+				"leave autoResume out",
 		)
 	}
 	return nil

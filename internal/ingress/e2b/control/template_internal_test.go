@@ -12,7 +12,7 @@ import (
 	"github.com/pandastack/pandastack/internal/control/build"
 )
 
-// launches keeps what was launched last.
+// launches is a Builds that keeps the last build that was started.
 type launches struct {
 	Builds
 	spec build.Spec
@@ -24,7 +24,7 @@ func (l *launches) StartReserved(_ context.Context, _ auth.Principal, _ api.Buil
 	return nil
 }
 
-// TestBaseOfBuilds: what E2B's builder starts from, as the builder here names it.
+// TestBaseOfBuilds checks that the base image of E2B's builder becomes our base template.
 func TestBaseOfBuilds(t *testing.T) {
 	l := &launches{}
 	s := &Server{cfg: Config{Builds: l}}
@@ -39,12 +39,12 @@ func TestBaseOfBuilds(t *testing.T) {
 		status, _, err := s.startBuild(r, auth.Principal{Workspace: "a"})
 		if got := [2]string{l.spec.ImageRef, l.spec.FromTemplate}; err != nil || status != 202 || got != want ||
 			l.spec.OnBase != (want[1] != "") {
-			t.Errorf("%s: %d, %v, %q", body, status, err, got)
+			t.Errorf("%s: got %d, %v with image and template %q, want 202 and %q", body, status, err, got, want)
 		}
 	}
 }
 
-// TestTemplateTimes: no template was made in the year 1, not even one that is not baked.
+// TestTemplateTimes checks that every template has times, also one that is not baked.
 func TestTemplateTimes(t *testing.T) {
 	began, made, baked := time.Unix(300, 0), time.Unix(100, 0), time.Unix(200, 0)
 	s := &Server{started: began}
@@ -57,7 +57,7 @@ func TestTemplateTimes(t *testing.T) {
 		"built":       {api.Template{Name: "app", ID: "tpl1", Baked: true, BakedAt: &baked, CreatedAt: &made}, made, baked},
 	} {
 		if got := s.templateResponse(row.in); !got.CreatedAt.Equal(row.created) || !got.UpdatedAt.Equal(row.updated) {
-			t.Errorf("%s: created at %v, updated at %v", name, got.CreatedAt, got.UpdatedAt)
+			t.Errorf("%s: created at %v, updated at %v; want %v, %v", name, got.CreatedAt, got.UpdatedAt, row.created, row.updated)
 		}
 	}
 }

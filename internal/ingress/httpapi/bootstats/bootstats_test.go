@@ -12,7 +12,7 @@ func TestStats(t *testing.T) {
 	since := time.Unix(1000, 0)
 	b := New(since)
 	if s := b.Stats(); !s.Since.Equal(since) || s.Boots == nil || len(s.Boots) != 0 {
-		t.Errorf("an empty book: %+v", s)
+		t.Errorf("Stats of a new recorder = %+v, want none", s)
 	}
 	for i := range 100 {
 		b.Record("snapshot", float64(100-i))
@@ -38,10 +38,10 @@ func TestBookIsBounded(t *testing.T) {
 	}
 	s := b.Stats()
 	if len(s.Boots) != modes || len(b.ways["fork"].times) != kept {
-		t.Errorf("%d ways, %d times", len(s.Boots), len(b.ways["fork"].times))
+		t.Errorf("got %d ways and %d times, want them bounded", len(s.Boots), len(b.ways["fork"].times))
 	}
-	// The oldest times made place for the newest.
+	// The oldest times were replaced by the newest.
 	if f := s.Boots[0]; f.BootMode != "fork" || f.Count != 3*kept || f.MaxMS != 3*kept-1 || f.P50MS < 2*kept {
-		t.Errorf("%+v", f)
+		t.Errorf("got %+v, want the statistics of the newest times", f)
 	}
 }

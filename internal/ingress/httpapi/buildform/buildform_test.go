@@ -14,7 +14,7 @@ import (
 	"github.com/pandastack/pandastack/internal/ingress/httpapi/buildform"
 )
 
-// sink counts what it is given.
+// sink counts the files that it receives.
 type sink struct {
 	files, bytes int
 	archives     int
@@ -32,7 +32,7 @@ func (s *sink) Archive(r io.Reader) error {
 	return err
 }
 
-// TestLimits: limits are fields of their own, and one that there is not is refused by name.
+// TestLimits checks that limits are fields of their own, and that an unknown one is refused by name.
 func TestLimits(t *testing.T) {
 	read := func(body string) (buildform.Build, error) {
 		r := httptest.NewRequest("POST", "/", strings.NewReader(body))
@@ -43,16 +43,16 @@ func TestLimits(t *testing.T) {
 	if want := (api.Limits{DiskMiB: 1, DiskOps: 2, NetworkInMbit: 3, NetworkOutMbit: 4}); err != nil ||
 		b.Limits == nil ||
 		*b.Limits != want {
-		t.Errorf("got %+v, %v", b.Limits, err)
+		t.Errorf("got limits %+v, %v", b.Limits, err)
 	}
 	for _, body := range []string{"limits.disk=1", "limits.=1", "limits.disk_mib=many"} {
 		if _, err := read(body); api.CodeOf(err) != api.Invalid {
-			t.Errorf("%s: got %v", body, err)
+			t.Errorf("Read(%s) = %v, want a refusal that names the field", body, err)
 		}
 	}
 }
 
-// TestFieldsBehindManyFiles: a context of many files does not count as fields, of which there is a bound.
+// TestFieldsBehindManyFiles checks that the files of a large context do not count as fields, which are limited.
 func TestFieldsBehindManyFiles(t *testing.T) {
 	read := func(files, fields int) (buildform.Build, *sink, error) {
 		var body bytes.Buffer
@@ -80,15 +80,14 @@ func TestFieldsBehindManyFiles(t *testing.T) {
 	}
 	b, s, err := read(3000, 2)
 	if err != nil || b.Name != "built" || s.files != 3000 || s.bytes != 6000 {
-		t.Errorf("%+v, %+v, %v", b, s, err)
+		t.Errorf("Read = %+v, %v with files %+v; want all of them", b, err, s)
 	}
 	if _, _, err := read(0, 1002); api.CodeOf(err) != api.TooLarge {
-		t.Errorf("too many fields: %v", err)
+		t.Errorf("Read of too many fields = %v, want an error", err)
 	}
 }
 
-// FuzzRead: whatever a client sends, what is not taken is refused by an error of the API, and no more is handed on
-// than came.
+// FuzzRead checks that every refusal is an error of the API, and that the sink receives no more than the form had.
 func FuzzRead(f *testing.F) {
 	f.Add(
 		"multipart/form-data; boundary=b",
@@ -107,14 +106,14 @@ func FuzzRead(f *testing.F) {
 		s := &sink{}
 		b, err := buildform.Read(r, s)
 		if s.bytes > len(body) {
-			t.Errorf("%d bytes of files out of %d", s.bytes, len(body))
+			t.Errorf("the sink received %d bytes of a form of %d", s.bytes, len(body))
 		}
 		if err == nil {
 			_ = b.Validate() // it may be wrong, and must not panic
 			return
 		}
 		if e, ok := errors.AsType[*api.Error](err); !ok || e.Message == "" || e.Code == api.Internal {
-			t.Errorf("%q: %v", body, err)
+			t.Errorf("Read(%q) = %v, want an *api.Error", body, err)
 		}
 	})
 }

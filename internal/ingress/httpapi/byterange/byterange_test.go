@@ -27,16 +27,16 @@ func TestRanges(t *testing.T) {
 	} {
 		r, ok := Parse(tt.header)
 		if ok != tt.ok {
-			t.Errorf("%s: taken %v", tt.header, ok)
+			t.Errorf("Parse(%q) parsed %v, want %v", tt.header, ok, !ok)
 			continue
 		}
 		if offset, length := r.Resolve(tt.size); ok && (offset != tt.offset || length != tt.length) {
-			t.Errorf("%s of %d: %d and %d, want %d and %d", tt.header, tt.size, offset, length, tt.offset, tt.length)
+			t.Errorf("%s of %d: got %d and %d, want %d and %d", tt.header, tt.size, offset, length, tt.offset, tt.length)
 		}
 	}
 }
 
-// FuzzParse: what is taken lies within the file.
+// FuzzParse checks that a parsed range lies within the file.
 func FuzzParse(f *testing.F) {
 	f.Add("bytes=1-2", int64(5))
 	f.Add("bytes=-5", int64(3))
@@ -46,7 +46,7 @@ func FuzzParse(f *testing.F) {
 			return
 		}
 		if offset, length := r.Resolve(size); offset < 0 || length < 0 || offset+length > size {
-			t.Errorf("%q of %d: %d and %d", header, size, offset, length)
+			t.Errorf("%q of %d: got offset %d and length %d, want them within the file", header, size, offset, length)
 		}
 	})
 }
