@@ -261,9 +261,11 @@ func TestErrorPage(t *testing.T) {
 	var b strings.Builder
 	b.WriteString(
 		"# Error codes\n\n" +
-			"Every response of the API that is not 2xx is JSON of this form; programs compare `code`, never `error`:\n\n" +
+			"Every response of the API that is not 2xx is JSON of this form; " +
+			"programs compare `code`, never `error`:\n\n" +
 			"```json\n" +
-			`{"error":"sandbox ... not found","code":"not_found","request_id":"req...","retryable":false,"details":{}}` +
+			`{"error":"sandbox ... not found","code":"not_found","request_id":"req...",` +
+			`"retryable":false,"details":{}}` +
 			"\n```\n\n" +
 			"`go test ./api -run ErrorPage -update` writes this page from the table in `api/errors.go`.\n\n" +
 			"| code | HTTP status | exit code of the command line | retry | meaning |\n|---|---:|---:|---|---|\n",

@@ -156,8 +156,8 @@ var head = quoted(`# Published clients
 
 Which published clients are driven, unmodified, by 'make test' or 'make test-slow', and how each of their operations
 went. Every operation is a test of its own, against a real node with real guests. The run writes this page. Clients that
-need the template 'code-interpreter' run in 'make test' on template 'base', where '@e2b/code-interpreter' first gives its
-sandbox the packages of the template; with the template itself they run in 'make test-slow'.
+need the template 'code-interpreter' run in 'make test' on template 'base', where '@e2b/code-interpreter' first gives
+its sandbox the packages of the template; with the template itself they run in 'make test-slow'.
 
 | client | version | operations | result | test |
 |---|---|---|---|---|
@@ -169,10 +169,10 @@ E2B clients need a key and a domain, and reach everything by names below it over
 certificate of the node authority they also need 'NODE_EXTRA_CA_CERTS' or, for Python, 'SSL_CERT_FILE', as
 'pandastack up' prints it.
 
-Of the E2B protocol these are refused by name, like every field and every name in a query that this server does not know:
-volumes, secrets, 'mcp', 'iam' and metrics of teams, which it does not have; 'egressProxy' and rules with headers, since
+Of the E2B protocol these are refused by name, like every field and every name in a query that this server does not
+know: volumes, secrets, 'mcp', 'iam' and metrics of teams, which it does not have; 'egressProxy' and rules with headers, since
 connections leave this host as the guest made them and are not opened to be changed. Pauses without memory
 ('keepMemory: false'), 'maskRequestHost', 'httpsPorts', and lists by 'order' and 'startedAfter' work. Metrics are
-measured when a client asks, and every five seconds for two minutes after that; they are kept for half an hour. A sandbox
-that a request resumed gets its first timeout again, at least 300 seconds. The agent reports version 0.6.4.
+measured when a client asks, and every five seconds for two minutes after that; they are kept for half an hour. A
+sandbox that a request resumed gets its first timeout again, at least 300 seconds. The agent reports version 0.6.4.
 `)

@@ -190,7 +190,9 @@ func TestLifeOfASandbox(t *testing.T) {
 	w.must(200, "GET", path+"/metrics", "")
 	w.must(200, "GET", "/v2"+path+"/logs", "")
 	w.must(204, "DELETE", path, "")
-	for _, gone := range []string{"GET " + path, "DELETE " + path, "POST " + path + "/pause", "POST " + path + "/connect"} {
+	for _, gone := range []string{
+		"GET " + path, "DELETE " + path, "POST " + path + "/pause", "POST " + path + "/connect",
+	} {
 		method, p, _ := strings.Cut(gone, " ")
 		w.must(404, method, p, "")
 	}
@@ -203,18 +205,21 @@ func TestRefusals(t *testing.T) {
 		status                  int
 		want                    string
 	}{
-		"no-key":          {"GET", "/v2/sandboxes", "", "", 401, "error_code"},
-		"wrong-key":       {"GET", "/v2/sandboxes", "e2b_0123", "", 401, "error_code"},
-		"unknown-field":   {"POST", "/v2/sandboxes", w.key, `{"templateID":"base","colour":{}}`, 400, `field \"colour\"`},
-		"no-template":     {"POST", "/v2/sandboxes", w.key, `{}`, 400, "templateID"},
-		"other-template":  {"POST", "/v2/sandboxes", w.key, `{"templateID":"nope"}`, 400, "nope"},
-		"bad-json":        {"POST", "/v2/sandboxes", w.key, `{"templateID":`, 400, "body"},
-		"two-values":      {"POST", "/v2/sandboxes", w.key, `{"templateID":"base"}{}`, 400, "more than one"},
-		"huge":            {"POST", "/v2/sandboxes", w.key, `{"templateID":"` + strings.Repeat("x", 2<<20) + `"}`, 413, "larger"},
-		"timeout":         {"POST", "/v2/sandboxes", w.key, `{"templateID":"base","timeout":0}`, 400, "timeout"},
-		"state":           {"GET", "/v2/sandboxes?state=dead", w.key, "", 400, "state"},
-		"limit":           {"GET", "/v2/sandboxes?limit=1000", w.key, "", 400, "limit"},
-		"network":         {"PUT", "/sandboxes/x/network", w.key, `{"rules":{"a.example":[{"transform":{"headers":{"a":"b"}}}]}}`, 501, "rules"},
+		"no-key":    {"GET", "/v2/sandboxes", "", "", 401, "error_code"},
+		"wrong-key": {"GET", "/v2/sandboxes", "e2b_0123", "", 401, "error_code"},
+		"unknown-field": {"POST", "/v2/sandboxes", w.key,
+			`{"templateID":"base","colour":{}}`, 400, `field \"colour\"`},
+		"no-template":    {"POST", "/v2/sandboxes", w.key, `{}`, 400, "templateID"},
+		"other-template": {"POST", "/v2/sandboxes", w.key, `{"templateID":"nope"}`, 400, "nope"},
+		"bad-json":       {"POST", "/v2/sandboxes", w.key, `{"templateID":`, 400, "body"},
+		"two-values":     {"POST", "/v2/sandboxes", w.key, `{"templateID":"base"}{}`, 400, "more than one"},
+		"huge": {"POST", "/v2/sandboxes", w.key,
+			`{"templateID":"` + strings.Repeat("x", 2<<20) + `"}`, 413, "larger"},
+		"timeout": {"POST", "/v2/sandboxes", w.key, `{"templateID":"base","timeout":0}`, 400, "timeout"},
+		"state":   {"GET", "/v2/sandboxes?state=dead", w.key, "", 400, "state"},
+		"limit":   {"GET", "/v2/sandboxes?limit=1000", w.key, "", 400, "limit"},
+		"network": {"PUT", "/sandboxes/x/network", w.key,
+			`{"rules":{"a.example":[{"transform":{"headers":{"a":"b"}}}]}}`, 501, "rules"},
 		"build":           {"POST", "/v3/templates", w.key, "{}", 501, "template builds"},
 		"unknown-sandbox": {"GET", "/sandboxes/sbxnone", w.key, "", 404, "sbxnone"},
 	} {
@@ -250,6 +255,13 @@ func (w *fixture) agent(id, token string) processconnect.ProcessClient {
 	)
 }
 
+// listProcesses lists the processes of a sandbox through its agent.
+func (w *fixture) listProcesses(id, token string) error {
+	_, err := w.agent(id, token).List(w.t.Context(), connect.NewRequest(&pb.ListRequest{}))
+	return err
+}
+
+// asHost sends requests to another host than their URL has, with the agent's token.
 type asHost struct{ host, token string }
 
 func (a asHost) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -301,7 +313,7 @@ func TestAgentByHostName(t *testing.T) {
 		t.Errorf("detail %s lacks its lifecycle", detail)
 	}
 	w.must(204, "POST", "/sandboxes/"+auto.SandboxID+"/pause", "")
-	if _, err := w.agent(auto.SandboxID, auto.EnvdAccessToken).List(t.Context(), connect.NewRequest(&pb.ListRequest{})); err != nil {
+	if err := w.listProcesses(auto.SandboxID, auto.EnvdAccessToken); err != nil {
 		t.Errorf("List of a sandbox that resumes by itself returned %v, want it woken", err)
 	}
 	if life, left := w.life(auto.SandboxID); life != "pause" || left < 200*time.Second || left > 300*time.Second {
@@ -315,7 +327,7 @@ func TestAgentByHostName(t *testing.T) {
 	if life, _ := w.life(long.SandboxID); life != "pause" {
 		t.Errorf("lifecycle of the paused sandbox = %q, want pause", life)
 	}
-	if _, err := w.agent(long.SandboxID, long.EnvdAccessToken).List(t.Context(), connect.NewRequest(&pb.ListRequest{})); err != nil {
+	if err := w.listProcesses(long.SandboxID, long.EnvdAccessToken); err != nil {
 		t.Error(err)
 	}
 	if _, left := w.life(long.SandboxID); left < 3900*time.Second || left > 4000*time.Second {

@@ -6,12 +6,9 @@ import (
 	"strings"
 	"testing"
 
-	"connectrpc.com/connect"
-
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
 	"github.com/pandastack/pandastack/internal/control/auth"
-	pb "github.com/pandastack/pandastack/internal/ingress/e2b/envd/proto/process"
 )
 
 // principal returns the principal of the fixture's key.
@@ -54,7 +51,8 @@ func (w *fixture) says(id, cmd string) string {
 // does not have them, even if it is used through this one.
 func TestProgramsFindTheProtocol(t *testing.T) {
 	w := newFixture(t)
-	const ask = "echo $V $E2B_SANDBOX $E2B_SANDBOX_ID $E2B_TEMPLATE_ID; cat /run/e2b/.E2B_SANDBOX; echo; cat /run/e2b/.E2B_SANDBOX_ID; echo; cat /run/e2b/.E2B_TEMPLATE_ID"
+	const ask = "echo $V $E2B_SANDBOX $E2B_SANDBOX_ID $E2B_TEMPLATE_ID; cat /run/e2b/.E2B_SANDBOX; echo; " +
+		"cat /run/e2b/.E2B_SANDBOX_ID; echo; cat /run/e2b/.E2B_TEMPLATE_ID"
 	check := func(id, template string) {
 		t.Helper()
 		want := "1 true " + id + " " + template + "\ntrue\n" + id + "\n" + template
@@ -89,7 +87,7 @@ func TestProgramsFindTheProtocol(t *testing.T) {
 	}
 	var token struct{ EnvdAccessToken string }
 	w.decode(w.must(200, "POST", "/v2/sandboxes/"+string(other.ID)+"/connect", ""), &token)
-	if _, err := w.agent(string(other.ID), token.EnvdAccessToken).List(t.Context(), connect.NewRequest(&pb.ListRequest{})); err != nil {
+	if err := w.listProcesses(string(other.ID), token.EnvdAccessToken); err != nil {
 		t.Errorf("agent of a sandbox of another API returned %v, want no error", err)
 	}
 	if got := w.says(string(other.ID), "echo $V $E2B_SANDBOX $E2B_SANDBOX_ID"); got != "1\n" && got != "1  \n" {

@@ -33,7 +33,8 @@ func TestNetworkOfSandboxes(t *testing.T) {
 		{`{"templateID":"base","allow_internet_access":false}`, hostapi.Egress{DenyOthers: true}},
 		{`{"templateID":"base","network":{"allowOut":["*.example.com","1.1.1.1"],"denyOut":["0.0.0.0/0"]}}`, few},
 		{`{"templateID":"base","allow_internet_access":false,"network":{"allowOut":["*.example.com","1.1.1.1"]}}`, few},
-		{`{"templateID":"base","network":{"denyOut":["198.51.100.0/24","::/0"],"rules":{},"egressProxy":null}}`, hostapi.Egress{Deny: []string{"198.51.100.0/24"}}},
+		{`{"templateID":"base","network":{"denyOut":["198.51.100.0/24","::/0"],"rules":{},"egressProxy":null}}`,
+			hostapi.Egress{Deny: []string{"198.51.100.0/24"}}},
 	} {
 		made := w.create("/v2/sandboxes", c.body)
 		if got := w.reaches(made.SandboxID); !got.Equal(c.want) {
@@ -67,7 +68,8 @@ func TestPortsOfSandboxes(t *testing.T) {
 	w := newFixture(t)
 	made := w.create(
 		"/v2/sandboxes",
-		`{"templateID":"base","network":{"maskRequestHost":"app.example:${PORT}","httpsPorts":[8443],"rules":{"a.example":[{}]}}}`,
+		`{"templateID":"base","network":{"maskRequestHost":"app.example:${PORT}","httpsPorts":[8443],`+
+			`"rules":{"a.example":[{}]}}}`,
 	)
 	path := "/sandboxes/" + made.SandboxID
 	w.must(204, "PUT", path+"/network", `{"denyOut":["198.51.100.7"]}`)
@@ -84,7 +86,8 @@ func TestPortsOfSandboxes(t *testing.T) {
 		`{"httpsPorts":[49983]}`:                  "network.httpsPorts: ",
 		`{"httpsPorts":[1],"maskrequesthosts":1}`: "not supported",
 	} {
-		if status, text, _ := w.call("POST", "/v2/sandboxes", w.key, `{"templateID":"base","network":`+body+`}`); status != 400 ||
+		create := `{"templateID":"base","network":` + body + `}`
+		if status, text, _ := w.call("POST", "/v2/sandboxes", w.key, create); status != 400 ||
 			!strings.Contains(text, say) {
 			t.Errorf("create with %s: got %d %s, want a refusal that says %q", body, status, text, say)
 		}
@@ -127,7 +130,8 @@ func TestPrivatePorts(t *testing.T) {
 	w := newFixture(t)
 	type told struct{ SandboxID, TrafficAccessToken, EnvdAccessToken string }
 	var made told
-	body := `{"templateID":"base","autoPause":true,"autoResume":{"enabled":true},"network":{"allowPublicTraffic":false}}`
+	body := `{"templateID":"base","autoPause":true,"autoResume":{"enabled":true},` +
+		`"network":{"allowPublicTraffic":false}}`
 	if err := json.Unmarshal([]byte(w.must(201, "POST", "/v2/sandboxes", body)), &made); err != nil ||
 		made.TrafficAccessToken == "" {
 		t.Fatalf("create returned %+v, %v; want a traffic token", made, err)
@@ -165,8 +169,12 @@ func TestPrivatePorts(t *testing.T) {
 		name, token string
 		wakes       bool
 	}{
-		{3000, "", "", false}, {3000, e2b.TrafficHeader, "wrong", false}, {49999, "", "", false}, {49983, "", "", false},
-		{49983, "X-Access-Token", "wrong", false}, {49983, "X-Access-Token", made.EnvdAccessToken, true}, {3000, e2b.TrafficHeader, made.TrafficAccessToken, true},
+		{3000, "", "", false}, {3000, e2b.TrafficHeader, "wrong", false},
+		{49999, "", "", false},
+		{49983, "", "", false},
+		{49983, "X-Access-Token", "wrong", false},
+		{49983, "X-Access-Token", made.EnvdAccessToken, true},
+		{3000, e2b.TrafficHeader, made.TrafficAccessToken, true},
 	} {
 		w.must(204, "POST", path+"/pause", "")
 		status, text := reach(knock.port, knock.name, knock.token)

@@ -107,17 +107,16 @@ func TestMetricsOfATime(t *testing.T) {
 		if row.any {
 			want = i + 1 // each request measures
 		}
-		if got := strings.Count(w.must(200, "GET", "/sandboxes/"+id+"/metrics?"+row.query, ""), `"timestampUnix"`); got != want {
+		text := w.must(200, "GET", "/sandboxes/"+id+"/metrics?"+row.query, "")
+		if got := strings.Count(text, `"timestampUnix"`); got != want {
 			t.Errorf("metrics with %s: got %d points, want %d", row.query, got, want)
 		}
 	}
 	for _, query := range []string{"start=x", "end=-1", "start=5&end=4"} {
 		w.must(400, "GET", "/sandboxes/"+id+"/metrics?"+query, "")
 	}
-	if got := w.must(200, "GET", "/sandboxes/metrics?sandbox_ids="+id+",sbxaaaaaaaaaaaaaaaaaaaaa,"+id, ""); strings.Count(
-		got,
-		"timestampUnix",
-	) != 1 {
+	got := w.must(200, "GET", "/sandboxes/metrics?sandbox_ids="+id+",sbxaaaaaaaaaaaaaaaaaaaaa,"+id, "")
+	if strings.Count(got, "timestampUnix") != 1 {
 		t.Errorf("metrics of several sandboxes = %s, want one per sandbox", got)
 	}
 	w.must(404, "GET", "/sandboxes/sbxaaaaaaaaaaaaaaaaaaaaa/metrics", "")
@@ -131,24 +130,31 @@ func TestEveryField(t *testing.T) {
 		shows  string // in the sandbox's detail; "": the field is refused
 		status int
 	}{
-		"templateID":                 {`"timeout":60`, `"templateID":"base"`, 201},
-		"metadata":                   {`"metadata":{"k":"v"}`, `"metadata":{"k":"v"}`, 201},
-		"allow_internet_access":      {`"allow_internet_access":false`, `"allowInternetAccess":false`, 201},
-		"autoPause":                  {`"autoPause":true`, `"onTimeout":"pause"`, 201},
-		"autoPauseMemory":            {`"autoPause":true,"autoPauseMemory":false`, `"onTimeout":"pause"`, 201},
-		"autoResume":                 {`"autoPause":true,"autoResume":{"enabled":true}`, `"autoResume":true`, 201},
-		"network.allowOut":           {`"network":{"allowOut":["a.example"],"denyOut":["0.0.0.0/0"]}`, `"allowOut":["a.example"]`, 201},
-		"network.denyOut":            {`"network":{"denyOut":["198.51.100.0/24"]}`, `"denyOut":["198.51.100.0/24"]`, 201},
+		"templateID":            {`"timeout":60`, `"templateID":"base"`, 201},
+		"metadata":              {`"metadata":{"k":"v"}`, `"metadata":{"k":"v"}`, 201},
+		"allow_internet_access": {`"allow_internet_access":false`, `"allowInternetAccess":false`, 201},
+		"autoPause":             {`"autoPause":true`, `"onTimeout":"pause"`, 201},
+		"autoPauseMemory":       {`"autoPause":true,"autoPauseMemory":false`, `"onTimeout":"pause"`, 201},
+		"autoResume":            {`"autoPause":true,"autoResume":{"enabled":true}`, `"autoResume":true`, 201},
+		"network.allowOut": {
+			`"network":{"allowOut":["a.example"],"denyOut":["0.0.0.0/0"]}`, `"allowOut":["a.example"]`, 201},
+		"network.denyOut": {
+			`"network":{"denyOut":["198.51.100.0/24"]}`, `"denyOut":["198.51.100.0/24"]`, 201},
 		"network.allowPublicTraffic": {`"network":{"allowPublicTraffic":false}`, `"allowPublicTraffic":false`, 201},
-		"network.maskRequestHost":    {`"network":{"maskRequestHost":"h.example:${PORT}"}`, `"maskRequestHost":"h.example:${PORT}"`, 201},
-		"network.httpsPorts":         {`"network":{"httpsPorts":[8443]}`, `"httpsPorts":[8443]`, 201},
-		"network.egressProxy":        {`"network":{"egressProxy":{"address":"p.example:1080"}}`, "", 501},
-		"network.rules":              {`"network":{"rules":{"a.example":[{"transform":{"headers":{"a":"b"}}}]}}`, "", 501},
-		"mcp":                        {`"mcp":{"server":{}}`, "", 501},
-		"iam":                        {`"iam":{"tokens":{"a":{}}}`, "", 501},
-		"volumeMounts":               {`"volumeMounts":[{"name":"v","path":"/v"}]`, "", 501},
-		"colour":                     {`"colour":"red"`, "", 400},
-		"nothing":                    {`"mcp":null,"iam":{},"volumeMounts":[],"network":{"egressProxy":null,"rules":{}}`, `"onTimeout":"kill"`, 201},
+		"network.maskRequestHost": {
+			`"network":{"maskRequestHost":"h.example:${PORT}"}`, `"maskRequestHost":"h.example:${PORT}"`, 201},
+		"network.httpsPorts":  {`"network":{"httpsPorts":[8443]}`, `"httpsPorts":[8443]`, 201},
+		"network.egressProxy": {`"network":{"egressProxy":{"address":"p.example:1080"}}`, "", 501},
+		"network.rules": {
+			`"network":{"rules":{"a.example":[{"transform":{"headers":{"a":"b"}}}]}}`, "", 501},
+		"mcp":          {`"mcp":{"server":{}}`, "", 501},
+		"iam":          {`"iam":{"tokens":{"a":{}}}`, "", 501},
+		"volumeMounts": {`"volumeMounts":[{"name":"v","path":"/v"}]`, "", 501},
+		"colour":       {`"colour":"red"`, "", 400},
+		"nothing": {
+			`"mcp":null,"iam":{},"volumeMounts":[],"network":{"egressProxy":null,"rules":{}}`,
+			`"onTimeout":"kill"`, 201,
+		},
 	} {
 		for _, path := range []string{"/sandboxes", "/v2/sandboxes"} {
 			status, text, _ := w.call("POST", path, w.key, `{"templateID":"base",`+c.body+`}`)

@@ -120,7 +120,8 @@ func TestOtherRoutesRefuse(t *testing.T) {
 			path := fill.Replace(r.path)
 			for _, key := range []string{"", "e2b_x|y", "e2b_" + strings.Repeat("0", 32)} {
 				status, text, _ := w.call(r.method, path, key, r.body)
-				upload := strings.HasPrefix(path, "/templates/uploads/") // uploads are authorized by a ticket in the URL
+				// Uploads are authorized by a ticket in the URL.
+				upload := strings.HasPrefix(path, "/templates/uploads/")
 				if status != 401 && !(upload && status >= 400) || !strings.Contains(text, `"message":`) {
 					t.Errorf("key %q: got %d %s, want 401", key, status, text)
 				}

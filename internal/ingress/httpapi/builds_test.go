@@ -185,11 +185,13 @@ func TestBuildForms(t *testing.T) {
 		"cpu":            {"2"},
 		"registry_token": {"let me in"},
 	}
-	if a := w.do("POST", "/v1/templates/build", image.Encode(), with("Content-Type", "application/x-www-form-urlencoded")); a.status != 202 ||
+	encoded := with("Content-Type", "application/x-www-form-urlencoded")
+	if a := w.do("POST", "/v1/templates/build", image.Encode(), encoded); a.status != 202 ||
 		w.ended(a).Status != api.BuildDone {
 		t.Errorf("build of an image: got %d %s, want it done", a.status, a.body)
 	}
-	if a := w.form(url.Values{"name": {"root"}, "size_mb": {"64"}}, map[string]string{"rootfs": string(archive("etc/os", "root"))}); a.status != 202 ||
+	rootfs := map[string]string{"rootfs": string(archive("etc/os", "root"))}
+	if a := w.form(url.Values{"name": {"root"}, "size_mb": {"64"}}, rootfs); a.status != 202 ||
 		w.ended(a).Status != api.BuildDone {
 		t.Errorf("build of a root file system: got %d %s, want it done", a.status, a.body)
 	}
@@ -230,13 +232,14 @@ func TestBuildForms(t *testing.T) {
 		files  map[string]string
 		status int
 	}{
-		"no source":           {url.Values{"name": {"x"}}, nil, 400},
-		"no name":             {url.Values{"dockerfile": {"FROM base"}}, nil, 400},
-		"a bad name":          {url.Values{"name": {"a/b"}, "dockerfile": {"FROM base"}}, nil, 400},
-		"two sources":         {url.Values{"name": {"x"}, "dockerfile": {"FROM base"}, "image_ref": {"y"}}, nil, 400},
-		"too small":           {url.Values{"name": {"x"}, "dockerfile": {"FROM base"}, "memory_mb": {"1"}}, nil, 400},
-		"no number":           {url.Values{"name": {"x"}, "dockerfile": {"FROM base"}, "cpu": {"two"}}, nil, 400},
-		"a path that leaves":  {url.Values{"name": {"x"}, "dockerfile": {"FROM base"}}, map[string]string{"../a": "1"}, 400},
+		"no source":   {url.Values{"name": {"x"}}, nil, 400},
+		"no name":     {url.Values{"dockerfile": {"FROM base"}}, nil, 400},
+		"a bad name":  {url.Values{"name": {"a/b"}, "dockerfile": {"FROM base"}}, nil, 400},
+		"two sources": {url.Values{"name": {"x"}, "dockerfile": {"FROM base"}, "image_ref": {"y"}}, nil, 400},
+		"too small":   {url.Values{"name": {"x"}, "dockerfile": {"FROM base"}, "memory_mb": {"1"}}, nil, 400},
+		"no number":   {url.Values{"name": {"x"}, "dockerfile": {"FROM base"}, "cpu": {"two"}}, nil, 400},
+		"a path that leaves": {
+			url.Values{"name": {"x"}, "dockerfile": {"FROM base"}}, map[string]string{"../a": "1"}, 400},
 		"an archive and more": {url.Values{"name": {"x"}}, map[string]string{"rootfs": "1", "a": "2"}, 400},
 	} {
 		if a := w.form(bad.fields, bad.files); a.status != bad.status {

@@ -89,7 +89,8 @@ func TestBackgroundAndProcesses(t *testing.T) {
 		}
 		<-time.After(5 * time.Millisecond)
 	}
-	if a := w.do("POST", fmt.Sprintf("%s/processes/%d/signal", path, res.PID), `{"signal":9,"group":true}`); a.status != 204 {
+	signal := fmt.Sprintf("%s/processes/%d/signal", path, res.PID)
+	if a := w.do("POST", signal, `{"signal":9,"group":true}`); a.status != 204 {
 		t.Errorf("signal: got %d %s, want 204", a.status, a.body)
 	}
 	a := w.do("GET", fmt.Sprintf("%s/processes/%d/stream", path, res.PID), "", with("Accept", "text/event-stream"))
@@ -126,7 +127,8 @@ func TestEmptyBodies(t *testing.T) {
 		{"pause", 204, ""}, {"resume", 204, ""},
 		{"hibernate", 200, `{"status":"hibernated"}`}, {"wake", 200, `{"status":"running"}`},
 		{"stop", 200, `{"status":"hibernated"}`}, {"start", 200, `{"status":"running"}`},
-		{"snapshots", 201, `"mem_path":""`}, {"fork", 201, `"children":[{"id":"sbx`}, {"fork-tree", 201, `"fork_tree_id":"tre`},
+		{"snapshots", 201, `"mem_path":""`}, {"fork", 201, `"children":[{"id":"sbx`},
+		{"fork-tree", 201, `"fork_tree_id":"tre`},
 		{"promote", 200, `"winner":`},
 	} {
 		t.Run(tt.verb, func(t *testing.T) {
@@ -198,7 +200,8 @@ func TestCreateAnswersBeforeClientsGiveUp(t *testing.T) {
 		}
 	}
 	for header, want := range map[string]time.Duration{
-		"": 25 * time.Second, "wait=x": 25 * time.Second, "wait=-1": 25 * time.Second, "a, wait=60": time.Minute, "wait=99999999": time.Hour,
+		"": 25 * time.Second, "wait=x": 25 * time.Second, "wait=-1": 25 * time.Second, "a, wait=60": time.Minute,
+		"wait=99999999": time.Hour,
 	} {
 		if got := httpapi.WaitOf(header); got != want {
 			t.Errorf("WaitOf(%q) = %s, want %s", header, got, want)
@@ -214,7 +217,8 @@ func TestIdempotencyKey(t *testing.T) {
 	if a.ID == "" || a.ID != b.ID {
 		t.Errorf("got ids %q and %q, want one", a.ID, b.ID)
 	}
-	if e := w.do("POST", "/v1/sandboxes", "", with("Idempotency-Key", strings.Repeat("x", 300))).failed(t); e.Code != api.Invalid {
+	long := with("Idempotency-Key", strings.Repeat("x", 300))
+	if e := w.do("POST", "/v1/sandboxes", "", long).failed(t); e.Code != api.Invalid {
 		t.Errorf("create with a long key: got %s, want invalid", e.Code)
 	}
 }
@@ -304,7 +308,8 @@ func TestMissingFilesAreNotFound(t *testing.T) {
 	w := newFixture(t)
 	_, path := w.create()
 	for _, tt := range []struct{ method, path string }{
-		{"GET", "/fs?path=/none"}, {"GET", "/fs/stat?path=/none"}, {"GET", "/fs/dir?path=/none"}, {"DELETE", "/fs?path=/none"},
+		{"GET", "/fs?path=/none"}, {"GET", "/fs/stat?path=/none"}, {"GET", "/fs/dir?path=/none"},
+		{"DELETE", "/fs?path=/none"},
 	} {
 		if e := w.do(tt.method, path+tt.path, "").failed(t); e.Code != api.NotFound ||
 			!strings.Contains(e.Message, "/none") {
@@ -588,7 +593,8 @@ func TestLogs(t *testing.T) {
 		{PID: 7, Stdout: "out", Stderr: "err\n"}, {PID: 8, Tag: "repl-python-x", Stdout: "{}"},
 	}}
 	for query, want := range map[string]string{
-		"": "boot\nout\nerr\n", "?stream=both": "boot\nout\nerr\n", "?stream=stdout": "out\n", "?stream=stderr": "err\n", "?stream=console&follow=0": "boot\n",
+		"": "boot\nout\nerr\n", "?stream=both": "boot\nout\nerr\n", "?stream=stdout": "out\n",
+		"?stream=stderr": "err\n", "?stream=console&follow=0": "boot\n",
 	} {
 		if a := w.do("GET", path+"/logs"+query, ""); a.body != want ||
 			!strings.HasPrefix(a.header.Get("Content-Type"), "text/plain") {
@@ -640,7 +646,12 @@ func TestLogsFollow(t *testing.T) {
 			Tombstone: &sandbox.Tombstone{},
 		},
 	)
-	for _, want := range []string{`{"line":"two","stream":"console"}`, `{"line":"three","stream":"console"}`, `{"line":"out","stream":"stdout","pid":7}`, ""} {
+	for _, want := range []string{
+		`{"line":"two","stream":"console"}`,
+		`{"line":"three","stream":"console"}`,
+		`{"line":"out","stream":"stdout","pid":7}`,
+		"",
+	} {
 		if got := data(s); got != want {
 			t.Errorf("got %s, want %s", got, want)
 		}
@@ -707,7 +718,8 @@ func TestNode(t *testing.T) {
 	w := newFixture(t)
 	w.create()
 	for path, want := range map[string]string{
-		"/healthz": `"status":"ok"`, "/readyz": `"host":"ok"`, "/version": `"version":"1.2.3"`, "/openapi.json": `"openapi": "3.1.0"`,
+		"/healthz": `"status":"ok"`, "/readyz": `"host":"ok"`, "/version": `"version":"1.2.3"`,
+		"/openapi.json": `"openapi": "3.1.0"`,
 	} {
 		if a := w.do("GET", path, "", as("")); a.status != 200 || !strings.Contains(a.body, want) {
 			t.Errorf("%s: got %d %.200s, want 200", path, a.status, a.body)
@@ -715,7 +727,8 @@ func TestNode(t *testing.T) {
 	}
 	a := w.do("GET", "/metrics", "", as(keyAdmin))
 	for _, want := range []string{
-		`pandastack_sandboxes{state="running"} 1`, `pandastack_sandbox_creates_total{boot_mode="snapshot",result="ok"} 1`,
+		`pandastack_sandboxes{state="running"} 1`,
+		`pandastack_sandbox_creates_total{boot_mode="snapshot",result="ok"} 1`,
 		`pandastack_http_requests_total{method="POST",route="/v1/sandboxes",status="201"} 1`,
 	} {
 		if !strings.Contains(a.body, want) {

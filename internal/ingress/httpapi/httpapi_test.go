@@ -33,7 +33,7 @@ func TestDocumentIsCurrent(t *testing.T) {
 	}
 	if string(got) != string(want) {
 		t.Error(
-			"docs/openapi.json is not what the routes say: run go test ./internal/ingress/httpapi -run Document -update",
+			"docs/openapi.json differs from the routes: run go test ./internal/ingress/httpapi -run Document -update",
 		)
 	}
 }
@@ -166,8 +166,9 @@ func TestEveryBodyIsChecked(t *testing.T) {
 		}
 		t.Run(strings.ReplaceAll(rt.Method+rt.Pattern, "/", "_"), func(t *testing.T) {
 			for name, body := range map[string]string{
-				"malformed": `{"a":`, "list": `[]`, "two values": `{} {}`, "unknown field": `{"colour of nothing":"red"}`,
-				"oversize": `{"a":"` + strings.Repeat("x", 33<<20) + `"}`,
+				"malformed": `{"a":`, "list": `[]`, "two values": `{} {}`,
+				"unknown field": `{"colour of nothing":"red"}`,
+				"oversize":      `{"a":"` + strings.Repeat("x", 33<<20) + `"}`,
 			} {
 				a := w.do(rt.Method, fill(rt.Pattern, box, snap.ID), body, as(keyAdmin))
 				if a.status < 400 || a.status >= 500 && a.status != 501 {
@@ -219,7 +220,8 @@ func TestBodies(t *testing.T) {
 	}{
 		{"unknown-field", "POST", "/v1/sandboxes", `{"tmplate":"base"}`, api.Invalid, []string{"tmplate", "template"}},
 		{"unknown-field-case", "POST", path + "/exec", `{"CMD":"true"}`, api.Invalid, []string{"CMD", "cmd"}},
-		{"unknown-inner-field", "POST", "/v1/sandboxes", `{"volumes":[{"name":"v","rw":1}]}`, api.Invalid, []string{"volumes.rw"}},
+		{"unknown-inner-field", "POST", "/v1/sandboxes", `{"volumes":[{"name":"v","rw":1}]}`,
+			api.Invalid, []string{"volumes.rw"}},
 		{"bad-json", "POST", "/v1/sandboxes", "{\n  \"template\": base}", api.Invalid, []string{"line 2, column 15"}},
 		{"cut-json", "POST", "/v1/sandboxes", `{"template":"ba`, api.Invalid, []string{"line 1"}},
 		{"two-values", "POST", "/v1/sandboxes", `{} {}`, api.Invalid, []string{"line 1, column 4"}},
@@ -227,7 +229,8 @@ func TestBodies(t *testing.T) {
 		{"not-an-object", "POST", path + "/exec", `[1]`, api.Invalid, []string{"object"}},
 		{"missing", "POST", path + "/exec", ``, api.Invalid, []string{"cmd", "missing"}},
 		{"volumes", "POST", "/v1/sandboxes", `{"volumes":[{"name":"v"}]}`, api.Invalid, []string{"volumes"}},
-		{"huge", "POST", path + "/exec", `{"cmd":"` + strings.Repeat("x", 9<<20) + `"}`, api.TooLarge, []string{"8388608"}},
+		{"huge", "POST", path + "/exec", `{"cmd":"` + strings.Repeat("x", 9<<20) + `"}`,
+			api.TooLarge, []string{"8388608"}},
 		{"bad-id", "GET", "/v1/sandboxes/..%2f..%2fetc", ``, api.NotFound, []string{"sandbox"}},
 		{"bad-limit", "GET", "/v1/sandboxes?limit=x", ``, api.Invalid, []string{"limit"}},
 		{"bad-status", "GET", "/v1/sandboxes?status=x", ``, api.Invalid, []string{"status", "running"}},
@@ -237,7 +240,8 @@ func TestBodies(t *testing.T) {
 		{"bad-pid", "GET", path + "/processes/x/stream", ``, api.NotFound, []string{"pid"}},
 		{"bad-event-tail", "GET", path + "/events?tail=-1", ``, api.Invalid, []string{"tail"}},
 		{"bad-log-stream", "GET", path + "/logs?stream=x", ``, api.Invalid, []string{"stream"}},
-		{"background-stream", "POST", path + "/exec/stream", `{"cmd":"true","background":true}`, api.Invalid, []string{"background"}},
+		{"background-stream", "POST", path + "/exec/stream", `{"cmd":"true","background":true}`,
+			api.Invalid, []string{"background"}},
 		{"no-upgrade", "GET", path + "/exec/pty", ``, api.Invalid, []string{"upgrade"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -323,13 +327,12 @@ func TestKeysInAddresses(t *testing.T) {
 	if a := w.do("GET", "/v1/me"+q, "", as("")); a.failed(t).Code != api.Unauthenticated {
 		t.Errorf("GET with the key in its URL: got %d, want 401", a.status)
 	}
-	if a := w.do("POST", path+"/exec/stream"+q, `{"cmd":"true"}`, as(""), with("Accept", "text/event-stream")); a.failed(
-		t,
-	).Code != api.Unauthenticated {
+	a := w.do("POST", path+"/exec/stream"+q, `{"cmd":"true"}`, as(""), with("Accept", "text/event-stream"))
+	if a.failed(t).Code != api.Unauthenticated {
 		t.Errorf("POST with the key in its URL: got %d, want 401", a.status)
 	}
-	a := w.do("GET", path+"/processes/1/stream"+q, "", as(""), with("Accept", "text/event-stream"))
+	a = w.do("GET", path+"/processes/1/stream"+q, "", as(""), with("Accept", "text/event-stream"))
 	if a.failed(t).Code != api.NotFound {
-		t.Errorf("EventSource with the key in its URL: got %d %s, want 200", a.status, a.body)
+		t.Errorf("EventSource with the key in its URL: got %d %s, want not_found of the process", a.status, a.body)
 	}
 }

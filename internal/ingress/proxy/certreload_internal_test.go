@@ -31,7 +31,8 @@ func TestKeepCertificate(t *testing.T) {
 			t.Errorf("after %v: got certificate %d, want %d", step.after, got, step.want)
 		}
 	}
-	if _, err := NewReloadingCertificate(func(time.Time) (tls.Certificate, error) { return tls.Certificate{}, errors.New("none") }, nil); err == nil {
+	broken := func(time.Time) (tls.Certificate, error) { return tls.Certificate{}, errors.New("none") }
+	if _, err := NewReloadingCertificate(broken, nil); err == nil {
 		t.Error("NewReloadingCertificate of a failed load succeeded, want its error")
 	}
 }

@@ -50,7 +50,8 @@ func TestPreviewTokens(t *testing.T) {
 			v, err := proxy.OpenPreview(tt.key, tt.token, tt.now)
 			if !errors.Is(err, tt.err) ||
 				err == nil &&
-					(v.Allows(tt.path) != tt.allowed || v.Sandbox != "sbxa" || v.Port != 3000 || v.Workspace != "ours") {
+					(v.Allows(tt.path) != tt.allowed ||
+						v.Sandbox != "sbxa" || v.Port != 3000 || v.Workspace != "ours") {
 				t.Errorf("OpenPreview = %+v, %v; want error %v and allowed %v", v, err, tt.err, tt.allowed)
 			}
 		})
@@ -117,7 +118,9 @@ func TestPrivatePorts(t *testing.T) {
 		{"cookie of another path", "/b", cookie(sign(nil)), 403, ""},
 		{"cookie of another port", "/a", cookie(sign(func(v *proxy.Preview) { v.Port = 3001 })), 403, ""},
 		{"cookie of another sandbox", "/a", cookie(sign(func(v *proxy.Preview) { v.Sandbox = "sbxb" })), 403, ""},
-		{"cookie that is over", "/a", cookie(sign(func(v *proxy.Preview) { v.Expires = time.Now().Add(-time.Hour) })), 403, ""},
+		{"expired cookie", "/a", cookie(sign(func(v *proxy.Preview) {
+			v.Expires = time.Now().Add(-time.Hour)
+		})), 403, ""},
 		{"address", "/a?b=c&" + proxy.PreviewName + "=" + sign(nil) + "&d=e", nil, 200, "in /a?b=c&d=e cookie= token="},
 		{"address of another path", "/b?" + proxy.PreviewName + "=" + sign(nil), nil, 403, ""},
 	} {

@@ -251,7 +251,8 @@ func TestTLSInside(t *testing.T) {
 		w.boxes.set["sbxt"] = running{api.Sandbox{
 			ID: "sbxt", Status: api.Running, Generation: 1, Network: &api.Network{TLSPorts: []int{3443}},
 		}, g}
-		want := map[bool]string{false: "tls=true proto=1 host=localhost:3443 origin=https://localhost:3443", true: "tls=true proto=2 host=localhost:3443 origin=https://localhost:3443"}[h2]
+		want := map[bool]string{false: "tls=true proto=1 ", true: "tls=true proto=2 "}[h2] +
+			"host=localhost:3443 origin=https://localhost:3443"
 		if status, text := w.get(t, "3443-sbxt.test", "/", "Origin", "https://3443-sbxt.test"); status != 200 ||
 			!strings.HasPrefix(text, want) {
 			t.Errorf("got %d %s, want 200 %s", status, text, want)
@@ -262,6 +263,8 @@ func TestTLSInside(t *testing.T) {
 func TestAnswers(t *testing.T) {
 	w := newFixture(t, http.HandlerFunc(echoRequest))
 	private := w.boxes.set["sbxa"]
+	const private403 = `{"sandboxId":"sbxp","message":"this sandbox is private: ` +
+		`send its traffic access token in the header Test-Traffic-Token","code":403}`
 	private.ID, private.Network = "sbxp", &api.Network{PrivatePorts: true, PortHost: "app.test:${PORT}"}
 	w.boxes.set["sbxp"] = private
 	for _, c := range []struct {
@@ -273,19 +276,25 @@ func TestAnswers(t *testing.T) {
 		{name: "api", host: "api.test", path: "/", status: 200, want: "api"},
 		{name: "program", host: "3000-sbxa.test", path: "/a%2Fb?x=1", status: 200,
 			want: `host=localhost:3000 origin= forwarded=3000-sbxa.test token="" uri=/a%2Fb?x=1`},
-		{name: "origin", host: "3000-sbxa.test", path: "/", header: []string{"Origin", "https://3000-sbxa.test"}, status: 200,
+		{name: "origin", host: "3000-sbxa.test", path: "/",
+			header: []string{"Origin", "https://3000-sbxa.test"}, status: 200,
 			want: `host=localhost:3000 origin=http://localhost:3000 forwarded=3000-sbxa.test token="" uri=/`},
-		{name: "foreign-origin", host: "3000-sbxa.test", path: "/", header: []string{"Origin", "https://evil.test"}, status: 200,
+		{name: "foreign-origin", host: "3000-sbxa.test", path: "/",
+			header: []string{"Origin", "https://evil.test"}, status: 200,
 			want: `host=localhost:3000 origin=https://evil.test forwarded=3000-sbxa.test token="" uri=/`},
 		{name: "service", host: "49983-sbxa.test", path: "/", status: 200, want: "agent of sbxa"},
-		{name: "unknown", host: "3000-sbxz.test", path: "/", status: 502, want: `{"sandboxId":"sbxz","message":"The sandbox was not found","code":502}`},
+		{name: "unknown", host: "3000-sbxz.test", path: "/", status: 502,
+			want: `{"sandboxId":"sbxz","message":"The sandbox was not found","code":502}`},
 		{name: "closed-port", host: "4000-sbxa.test", path: "/", status: 502,
-			want: `{"sandboxId":"sbxa","port":4000,"message":"The sandbox is running but port is not open","code":502}`},
+			want: `{"sandboxId":"sbxa","port":4000,` +
+				`"message":"The sandbox is running but port is not open","code":502}`},
 		{name: "private-without", host: "3000-sbxp.test", path: "/", status: 403,
-			want: `{"sandboxId":"sbxp","message":"this sandbox is private: send its traffic access token in the header Test-Traffic-Token","code":403}`},
-		{name: "private-wrong", host: "3000-sbxp.test", path: "/", header: []string{trafficHeader, "secre"}, status: 403,
-			want: `{"sandboxId":"sbxp","message":"this sandbox is private: send its traffic access token in the header Test-Traffic-Token","code":403}`},
-		{name: "private-with", host: "3000-sbxp.test", path: "/", header: []string{trafficHeader, "secret"}, status: 200,
+			want: private403},
+		{name: "private-wrong", host: "3000-sbxp.test", path: "/",
+			header: []string{trafficHeader, "secre"}, status: 403,
+			want: private403},
+		{name: "private-with", host: "3000-sbxp.test", path: "/",
+			header: []string{trafficHeader, "secret"}, status: 200,
 			want: `host=app.test:3000 origin= forwarded=3000-sbxp.test token="" uri=/`},
 	} {
 		t.Run(c.name, func(t *testing.T) {

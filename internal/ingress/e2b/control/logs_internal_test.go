@@ -52,7 +52,9 @@ func TestLogsAreSelected(t *testing.T) {
 			t.Errorf("%s selects %q, want %q", query, s, want)
 		}
 	}
-	for _, query := range []string{"level=loud", "direction=up", "limit=-1", "limit=x", "cursor=x", "cursor=999999999999999999", "start=-1"} {
+	for _, query := range []string{
+		"level=loud", "direction=up", "limit=-1", "limit=x", "cursor=x", "cursor=999999999999999999", "start=-1",
+	} {
 		values, _ := url.ParseQuery(query)
 		if q, err := parseLogQuery(values); err == nil {
 			t.Errorf("parseLogQuery(%s) = %+v, want an error", query, q)

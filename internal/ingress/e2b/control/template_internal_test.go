@@ -54,10 +54,12 @@ func TestTemplateTimes(t *testing.T) {
 	}{
 		"recipe":      {api.Template{Name: "base"}, began, began},
 		"recipe-made": {api.Template{Name: "base", Baked: true, BakedAt: &baked}, baked, baked},
-		"built":       {api.Template{Name: "app", ID: "tpl1", Baked: true, BakedAt: &baked, CreatedAt: &made}, made, baked},
+		"built": {api.Template{Name: "app", ID: "tpl1", Baked: true, BakedAt: &baked,
+			CreatedAt: &made}, made, baked},
 	} {
 		if got := s.templateResponse(row.in); !got.CreatedAt.Equal(row.created) || !got.UpdatedAt.Equal(row.updated) {
-			t.Errorf("%s: created at %v, updated at %v; want %v, %v", name, got.CreatedAt, got.UpdatedAt, row.created, row.updated)
+			t.Errorf("%s: created at %v, updated at %v; want %v, %v", name, got.CreatedAt, got.UpdatedAt,
+				row.created, row.updated)
 		}
 	}
 }

@@ -91,7 +91,8 @@ func TestFieldsBehindManyFiles(t *testing.T) {
 func FuzzRead(f *testing.F) {
 	f.Add(
 		"multipart/form-data; boundary=b",
-		"--b\r\nContent-Disposition: form-data; name=\"name\"\r\n\r\nx\r\n--b\r\nContent-Disposition: form-data; name=\"a/b\"; filename=\"b\"\r\n\r\ncontent\r\n--b--\r\n",
+		"--b\r\nContent-Disposition: form-data; name=\"name\"\r\n\r\nx\r\n"+
+			"--b\r\nContent-Disposition: form-data; name=\"a/b\"; filename=\"b\"\r\n\r\ncontent\r\n--b--\r\n",
 	)
 	f.Add(
 		"multipart/form-data; boundary=b",

@@ -31,7 +31,8 @@ func TestRanges(t *testing.T) {
 			continue
 		}
 		if offset, length := r.Resolve(tt.size); ok && (offset != tt.offset || length != tt.length) {
-			t.Errorf("%s of %d: got %d and %d, want %d and %d", tt.header, tt.size, offset, length, tt.offset, tt.length)
+			t.Errorf("%s of %d: got %d and %d, want %d and %d",
+				tt.header, tt.size, offset, length, tt.offset, tt.length)
 		}
 	}
 }
