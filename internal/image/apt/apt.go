@@ -9,7 +9,7 @@ import (
 	"github.com/pandastack/pandastack/internal/lib/command"
 )
 
-// lockTimeout is how long apt waits, in seconds, for another package manager that runs.
+// lockTimeout is how long apt waits, in seconds, for another package manager.
 const lockTimeout = "DPkg::Lock::Timeout=300"
 
 // Version is one version of a package that the machine's sources offer.
@@ -19,8 +19,8 @@ type Version struct {
 	Suite   string // "bookworm-backports"
 }
 
-// Versions lists what the sources offer of a package, the best first as apt orders it. None is no
-// error: the lists may be out of date, see Update.
+// Versions lists the available versions of a package, best first as apt orders them. An empty list is not an error:
+// the package lists may be out of date, see Update.
 func Versions(ctx context.Context, pkg string) ([]Version, error) {
 	out, err := command.Output(ctx, command.Options{}, "apt-cache", "madison", pkg)
 	if err != nil {
@@ -29,7 +29,7 @@ func Versions(ctx context.Context, pkg string) ([]Version, error) {
 	return parseMadison(out), nil
 }
 
-// parseMadison reads lines of " package | version | uri suite/component arch Packages".
+// parseMadison parses lines of " package | version | uri suite/component arch Packages".
 func parseMadison(out string) []Version {
 	var list []Version
 	for _, line := range strings.Split(out, "\n") {
@@ -47,7 +47,7 @@ func parseMadison(out string) []Version {
 	return list
 }
 
-// Depends lists the names a version of a package depends on, the first of alternatives.
+// Depends lists the packages that a version of a package depends on. Of alternatives it lists the first.
 func Depends(ctx context.Context, v Version) ([]string, error) {
 	out, err := command.Output(ctx, command.Options{}, "apt-cache", "show", v.Package+"="+v.Version)
 	if err != nil {
@@ -68,8 +68,8 @@ func Depends(ctx context.Context, v Version) ([]string, error) {
 	return names, nil
 }
 
-// Download fetches packages ("name" or "name=version") into dir without installing them, and gives the
-// paths of the files.
+// Download fetches packages ("name" or "name=version") into dir without installing them. It returns the paths of the
+// files.
 func Download(ctx context.Context, log command.Log, dir string, pkgs ...string) ([]string, error) {
 	args := append([]string{"-q", "-o", "APT::Sandbox::User=root", "download"}, pkgs...)
 	if err := command.Run(ctx, command.Options{Dir: dir, Log: log}, "apt-get", args...); err != nil {
@@ -78,7 +78,7 @@ func Download(ctx context.Context, log command.Log, dir string, pkgs ...string) 
 	return filepath.Glob(filepath.Join(dir, "*.deb"))
 }
 
-// Unpack extracts the files of a package into dir; nothing of the package is run.
+// Unpack extracts the files of a package into dir. It runs none of the package's scripts.
 func Unpack(ctx context.Context, deb, dir string) error {
 	return command.Run(ctx, command.Options{}, "dpkg-deb", "-x", deb, dir)
 }
@@ -88,8 +88,8 @@ func Update(ctx context.Context, log command.Log) error {
 	return command.Run(ctx, command.Options{Log: log}, "apt-get", "-q", "-o", lockTimeout, "update")
 }
 
-// Install installs packages without what they only recommend. suite is where they are taken from, empty
-// for apt's own choice.
+// Install installs packages without their recommendations. suite is the suite to install from, empty for apt's own
+// choice.
 func Install(ctx context.Context, log command.Log, suite string, pkgs ...string) error {
 	args := []string{"-q", "-y", "--no-install-recommends", "-o", lockTimeout, "-o", "Dpkg::Options::=--force-confold"}
 	if suite != "" {
@@ -102,7 +102,7 @@ func Install(ctx context.Context, log command.Log, suite string, pkgs ...string)
 	return nil
 }
 
-// Installed tells of each package whether it is installed.
+// Installed reports for each package whether it is installed.
 func Installed(ctx context.Context, pkgs ...string) (map[string]bool, error) {
 	have := map[string]bool{}
 	out, err := command.Output(ctx, command.Options{}, "dpkg-query", "-W", "-f", "${Package} ${db:Status-Status}\n")

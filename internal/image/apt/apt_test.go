@@ -70,11 +70,11 @@ Signed-By:
 		{"http://three.example", "y", []string{"main", "extra"}, "", sources},
 	}
 	if !reflect.DeepEqual(got, want) {
-		t.Errorf("sources\n%v\nwant\n%v", got, want)
+		t.Errorf("got sources\n%v\nwant\n%v", got, want)
 	}
 	write(t, root, "etc/apt/sources.list", "deb nonsense\n")
 	if _, err := apt.Sources(root); err == nil {
-		t.Error("no error for a line that is no source")
+		t.Error("Sources with an invalid line: got no error")
 	}
 }
 
@@ -89,7 +89,7 @@ func TestReadDistribution(t *testing.T) {
 	got, err := apt.ReadDistribution(root)
 	want := apt.Distribution{ID: "debian", Codename: "bookworm", Pretty: "Debian GNU/Linux 12 (bookworm)"}
 	if err != nil || got != want || !got.Debian() {
-		t.Errorf("distribution %+v, %v; want %+v", got, err, want)
+		t.Errorf("ReadDistribution: got %+v, %v, want %+v", got, err, want)
 	}
 }
 
@@ -111,10 +111,10 @@ func TestCompare(t *testing.T) {
 	for _, r := range rows {
 		t.Run(r.name, func(t *testing.T) {
 			if got := sign(apt.Compare(r.a, r.b)); got != r.want {
-				t.Errorf("compare %s with %s: %d, want %d", r.a, r.b, got, r.want)
+				t.Errorf("Compare(%q, %q) = %d, want %d", r.a, r.b, got, r.want)
 			}
 			if got := sign(apt.Compare(r.b, r.a)); got != -r.want {
-				t.Errorf("compare %s with %s: %d, want %d", r.b, r.a, got, -r.want)
+				t.Errorf("Compare(%q, %q) = %d, want %d", r.b, r.a, got, -r.want)
 			}
 			if dpkg == "" {
 				return

@@ -2,7 +2,8 @@ package apt
 
 import "strings"
 
-// Compare orders two Debian versions as deb-version(7) says: below zero when a is older than b.
+// Compare compares two Debian versions as described in deb-version(7). It returns a negative number if a is older
+// than b.
 func Compare(a, b string) int {
 	ea, va, ra := split(a)
 	eb, vb, rb := split(b)
@@ -15,7 +16,7 @@ func Compare(a, b string) int {
 	return part(ra, rb)
 }
 
-// split gives epoch, upstream version and revision.
+// split returns epoch, upstream version and revision.
 func split(v string) (epoch, upstream, revision string) {
 	epoch, upstream, ok := strings.Cut(v, ":")
 	if !ok {
@@ -49,8 +50,8 @@ func part(a, b string) int {
 	return 0
 }
 
-// weight orders the first character: a tilde before the end, the end and digits before letters, letters
-// before the rest.
+// weight orders the first character: a tilde before the end, the end and digits before letters, letters before the
+// rest.
 func weight(s string) int {
 	switch {
 	case s == "" || digit(s[0]):
@@ -63,7 +64,7 @@ func weight(s string) int {
 	return int(s[0]) + 256
 }
 
-// number takes the leading digits off, without leading zeros.
+// number splits off the leading digits, without leading zeros.
 func number(s string) (n, rest string) {
 	i := 0
 	for i < len(s) && digit(s[i]) {

@@ -1,9 +1,8 @@
-// Package apt asks the machine's own package manager: where packages come from, which there are, and
-// to fetch or install them.
+// Package apt uses the machine's own package manager to find, fetch and install packages.
 //
-// It owns the reading of apt's configuration and the calls of its programs. It knows no package by name
-// and holds no address of a mirror: both come from the caller and from the machine. Reading functions
-// may be called at once; installing waits for the package manager's own lock.
+// It owns the reading of apt's configuration and the calls of its programs. It contains no package name and no mirror
+// address: both come from the caller and from the machine. Reading functions are safe for concurrent use; installing
+// waits for the package manager's own lock.
 package apt
 
 import (
@@ -24,10 +23,10 @@ type Source struct {
 	Suite      string
 	Components []string
 	SignedBy   string // path of a keyring; empty: apt's own
-	File       string // where it is written
+	File       string // the file that contains it
 }
 
-// Sources reads the enabled binary sources of the machine whose root is root ("/").
+// Sources returns the enabled binary sources of the machine whose root directory is root ("/").
 func Sources(root string) ([]Source, error) {
 	dir := filepath.Join(root, "etc/apt")
 	files, err := filepath.Glob(filepath.Join(dir, "sources.list.d", "*"))
@@ -62,7 +61,7 @@ func Sources(root string) ([]Source, error) {
 	return all, nil
 }
 
-// parseList reads the one-line format: deb [option=value ...] uri suite component ...
+// parseList parses the one-line format: deb [option=value ...] uri suite component ...
 func parseList(r io.Reader) ([]Source, error) {
 	var list []Source
 	lines := bufio.NewScanner(r)
@@ -84,7 +83,7 @@ func parseList(r io.Reader) ([]Source, error) {
 		}
 		fields := strings.Fields(rest)
 		if len(fields) < 2 {
-			return nil, fmt.Errorf("line %q is no source", line)
+			return nil, fmt.Errorf("line %q is not a source", line)
 		}
 		s.URI, s.Suite, s.Components = fields[0], fields[1], fields[2:]
 		list = append(list, s)
@@ -92,7 +91,7 @@ func parseList(r io.Reader) ([]Source, error) {
 	return list, lines.Err()
 }
 
-// parseDeb822 reads the format of paragraphs of "Field: value" with continuation lines.
+// parseDeb822 parses the format of paragraphs of "Field: value" with continuation lines.
 func parseDeb822(r io.Reader) ([]Source, error) {
 	var list []Source
 	fields := map[string]string{}
@@ -113,7 +112,7 @@ func parseDeb822(r io.Reader) ([]Source, error) {
 		default:
 			name, value, ok := strings.Cut(line, ":")
 			if !ok {
-				return nil, fmt.Errorf("line %q is no field", line)
+				return nil, fmt.Errorf("line %q is not a field", line)
 			}
 			last = strings.ToLower(strings.TrimSpace(name))
 			fields[last] = strings.TrimSpace(value)
@@ -129,7 +128,7 @@ func paragraph(fields map[string]string) []Source {
 	}
 	signed := fields["signed-by"]
 	if !strings.HasPrefix(signed, "/") {
-		signed = "" // a key written into the file itself, which only apt can use
+		signed = "" // a key in the file itself, which only apt can use
 	}
 	var list []Source
 	for _, uri := range strings.Fields(fields["uris"]) {
@@ -143,14 +142,14 @@ func paragraph(fields map[string]string) []Source {
 	return list
 }
 
-// Distribution is what /etc/os-release says.
+// Distribution is the content of /etc/os-release.
 type Distribution struct {
 	ID       string // "debian"
 	Codename string // "bookworm"
 	Pretty   string // "Debian GNU/Linux 12 (bookworm)"
 }
 
-// ReadDistribution reads os-release of the machine whose root is root ("/").
+// ReadDistribution reads os-release of the machine whose root directory is root ("/").
 func ReadDistribution(root string) (Distribution, error) {
 	data, err := os.ReadFile(filepath.Join(root, "etc/os-release"))
 	if err != nil {
@@ -165,5 +164,5 @@ func ReadDistribution(root string) (Distribution, error) {
 	return Distribution{ID: values["ID"], Codename: values["VERSION_CODENAME"], Pretty: values["PRETTY_NAME"]}, nil
 }
 
-// Debian tells whether the machine's packages are Debian's.
+// Debian reports whether the machine's distribution is Debian.
 func (d Distribution) Debian() bool { return d.ID == "debian" }

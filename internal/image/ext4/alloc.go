@@ -4,16 +4,16 @@ import (
 	"fmt"
 )
 
-// extent is a row of blocks of a file.
+// extent is a range of consecutive blocks of a file.
 type extent struct {
 	logical  uint32
 	length   uint32
 	physical uint64
 }
 
-const maxExtent = 32768 // blocks; longer ones would be marked as not initialised
+const maxExtent = 32768 // blocks; longer extents would be marked as uninitialised
 
-// allocate takes up to want free blocks in a row, the next ones there are.
+// allocate takes up to want consecutive free blocks, searching from the last position.
 func (f *fsys) allocate(want uint32) (first uint64, length uint32, err error) {
 	if f.freeBlocks == 0 {
 		return 0, 0, fmt.Errorf("%w: all of its %d MiB are in use", ErrFull, f.blocks*blockSize>>20)
@@ -46,7 +46,7 @@ func (f *fsys) allocate(want uint32) (first uint64, length uint32, err error) {
 	return 0, 0, fmt.Errorf("%w: all of its %d MiB are in use", ErrFull, f.blocks*blockSize>>20)
 }
 
-// release gives back the blocks of an extent.
+// release frees the blocks of an extent.
 func (f *fsys) release(e extent) {
 	for b := e.physical; b < e.physical+uint64(e.length); b++ {
 		g := &f.groups[b/f.blocksPerGroup]
@@ -72,10 +72,10 @@ func (f *fsys) allocateInode(dir bool) (uint32, error) {
 		}
 		return f.nextInode + 1, nil
 	}
-	return 0, fmt.Errorf("%w: its inodes are in use, all %d: make it larger", ErrFull, len(f.groups)*f.inodesPerGroup)
+	return 0, fmt.Errorf("%w: all %d inodes are in use: make the image larger", ErrFull, len(f.groups)*f.inodesPerGroup)
 }
 
-// releaseInode gives a number back. Its place in the table is empty: tables are written at the end.
+// releaseInode frees an inode number. Its place in the table is empty: tables are written at the end.
 func (f *fsys) releaseInode(number uint32, dir bool) {
 	g, i := &f.groups[int(number-1)/f.inodesPerGroup], int(number-1)%f.inodesPerGroup
 	g.inodes[i/8] &^= 1 << (i % 8)
@@ -86,7 +86,7 @@ func (f *fsys) releaseInode(number uint32, dir bool) {
 	f.nextInode = min(f.nextInode, number-1)
 }
 
-// writer collects neighbouring blocks before it writes them.
+// writer collects adjacent blocks before it writes them.
 type writer struct {
 	dev device
 	at  int64
@@ -95,7 +95,7 @@ type writer struct {
 
 const writeSize = 1 << 20
 
-// write puts p at a place of the device. The order of overlapping writes is kept.
+// write writes p at an offset of the device. The order of overlapping writes is kept.
 func (w *writer) write(p []byte, at int64) error {
 	if len(w.buf) > 0 && (at != w.at+int64(len(w.buf)) || len(w.buf)+len(p) > writeSize) {
 		if err := w.flush(); err != nil {

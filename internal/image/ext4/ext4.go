@@ -17,53 +17,55 @@ import (
 	"github.com/pandastack/pandastack/internal/lib/command"
 )
 
-// What can be wrong with a stream. Errors that are not the stream's fault wrap none of them.
+// Errors of a stream. Errors that are not caused by the stream wrap none of them.
 var (
-	ErrStream   = errors.New("bad root file system")          // malformed, or names that cannot be
-	ErrTooLarge = errors.New("root file system is too large") // beyond Options
-	ErrFull     = errors.New("image is full")                 // beyond SizeMiB or its inodes
+	ErrStream   = errors.New("bad root file system")          // malformed, or with invalid names
+	ErrTooLarge = errors.New("root file system is too large") // exceeds Options
+	ErrFull     = errors.New("image is full")                 // exceeds SizeMiB or its inodes
 )
 
-// File is a file or directory to put into the image after those of the stream, in the place of what is there.
+// File is a file or directory to write after those of the stream. It replaces an existing one.
 type File struct {
 	Path     string
-	Dir      bool // a directory; left alone if there is one
+	Dir      bool // a directory; an existing one is kept
 	Data     []byte
 	Mode     uint32 // permission bits, setuid, setgid, sticky
 	UID, GID uint32
 }
 
-// Options of Write.
+// Options are the options of Write.
 type Options struct {
 	SizeMiB  int    // of the image, at least 32
 	MaxBytes int64  // content of all files; 0: 4 times the size of the image
-	MaxFiles int    // names; 0: 1,000,000
-	Inodes   int    // files that the file system can ever hold; 0: as mke2fs does, one per 4 or 16 KiB
-	Seed     string // what the identifiers of the file system derive from; "": random ones
+	MaxFiles int    // number of names; 0: 1,000,000
+	Inodes   int    // maximum number of files, ever; 0: as by mke2fs, one per 4 or 16 KiB
+	Seed     string // source of the file system's identifiers; "": random ones
 	Label    string // name of the file system; "": "root"
 	Extra    []File
-	Log      command.Log // what mke2fs says
+	Log      command.Log // receives the output of mke2fs
 }
 
-// Report says what was written.
+// Report describes the written files.
 type Report struct {
 	Files   int   // files and links
 	Dirs    int   // directories
 	Bytes   int64 // content of files, as it is read
 	Used    int64 // bytes of blocks in use, metadata included
 	Free    int64 // bytes left
-	Dropped int   // extended attributes that ext4 has no place for by their name
+	Dropped int   // extended attributes whose names ext4 does not support
 }
 
-// minMiB has room for the journal.
+// minMiB leaves room for the journal.
 const minMiB = 32
 
-// Write makes out an image of SizeMiB with the files of the uncompressed tar stream r. Whatever out held is gone;
-// after an error it is empty. The stream is read to its end mark, not beyond.
+// Write makes out an image of SizeMiB with the files of the uncompressed tar stream r.
+//
+// It discards the previous content of out; after an error the file is empty. It reads the stream up to its end mark,
+// not beyond.
 func Write(ctx context.Context, r io.Reader, out *os.File, opt Options) (report Report, err error) {
 	opt = opt.withDefaults()
 	if opt.SizeMiB < minMiB {
-		return report, fmt.Errorf("write ext4 image: %d MiB are too few", opt.SizeMiB)
+		return report, fmt.Errorf("write ext4 image: size of %d MiB is too small", opt.SizeMiB)
 	}
 	defer func() {
 		if err != nil {
@@ -102,7 +104,7 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// format makes an empty file system, with the same properties as that of other images.
+// format makes an empty file system, with the same properties as other images.
 func format(ctx context.Context, out *os.File, opt Options) error {
 	if err := errors.Join(out.Truncate(0), out.Truncate(int64(opt.SizeMiB)<<20)); err != nil {
 		return err
@@ -137,7 +139,7 @@ func format(ctx context.Context, out *os.File, opt Options) error {
 	if opt.Inodes > 0 {
 		args = append(args, "-N", strconv.Itoa(opt.Inodes))
 	}
-	// The name of the open file works whatever the path of it is, or if it has none.
+	// The path of the open descriptor works whatever the file's path, and if it has none.
 	self := fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), out.Fd())
 	return command.Run(ctx, command.Options{Log: opt.Log}, "mke2fs", append(args, "-E", extended, self)...)
 }
@@ -149,7 +151,7 @@ func uuid(seed string) string {
 	return fmt.Sprintf("%x-%x-%x-%x-%x", h[:4], h[4:6], h[6:8], h[8:10], h[10:16])
 }
 
-// fill puts the files of the stream and the extra ones into the file system.
+// fill writes the files of the stream and the extra ones into the file system.
 func (f *fsys) fill(ctx context.Context, r io.Reader, opt Options) (Report, error) {
 	in := tar.NewReader(bufio.NewReaderSize(withContext{ctx, r}, 1<<20))
 	w := &filler{fs: f, opt: opt}
@@ -191,8 +193,7 @@ func (c withContext) Read(p []byte) (int, error) {
 	return c.r.Read(p)
 }
 
-// streamError says whose fault it is that a stream cannot be read: the stream's, unless the reader below has
-// an opinion of its own.
+// streamError wraps err in ErrStream, unless the reader below the tar reader caused it.
 func streamError(err error) error {
 	if errors.Is(err, tar.ErrHeader) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, tar.ErrFieldTooLong) {
 		return fmt.Errorf("%w: %w", ErrStream, err)
@@ -209,10 +210,10 @@ type filler struct {
 	report Report
 }
 
-// parts cleans a name and takes it apart; none for the root.
+// parts cleans and splits a name; the root has no parts.
 func parts(name string) ([]string, error) {
 	if strings.Contains(name, "\x00") || len(name) > 4096 {
-		return nil, fmt.Errorf("%w: that is no path", ErrStream)
+		return nil, fmt.Errorf("%w: not a valid path", ErrStream)
 	}
 	for part := range strings.SplitSeq(name, "/") {
 		if part == ".." {
@@ -228,15 +229,15 @@ func parts(name string) ([]string, error) {
 	}
 	all := strings.Split(clean[1:], "/")
 	if len(all) > maxDepth {
-		return nil, fmt.Errorf("%w: it lies deeper than %d directories", ErrStream, maxDepth)
+		return nil, fmt.Errorf("%w: deeper than %d directories", ErrStream, maxDepth)
 	}
 	return all, nil
 }
 
-// maxDepth bounds recursion over directories; a path of 4096 bytes has fewer than 2048 elements.
+// maxDepth limits recursion over directories; a path of 4096 bytes has fewer than 2048 elements.
 const maxDepth = 1024
 
-// entry puts one entry of the stream into the file system.
+// entry writes one entry of the stream into the file system.
 func (w *filler) entry(h *tar.Header, content io.Reader) error {
 	if h.Typeflag == tar.TypeXGlobalHeader {
 		return nil
@@ -257,7 +258,7 @@ func (w *filler) entry(h *tar.Header, content io.Reader) error {
 	}
 	if len(name) == 0 {
 		if !ino.isDir() {
-			return fmt.Errorf("%w: the root is no directory", ErrStream)
+			return fmt.Errorf("%w: the root is not a directory", ErrStream)
 		}
 		return w.fs.setRoot(ino)
 	}
@@ -281,7 +282,7 @@ func (w *filler) entry(h *tar.Header, content io.Reader) error {
 // inode makes an inode of a header, without content.
 func (w *filler) inode(h *tar.Header) (*inode, error) {
 	if h.Uid < 0 || h.Uid > 1<<32-2 || h.Gid < 0 || h.Gid > 1<<32-2 {
-		return nil, fmt.Errorf("%w: it belongs to %d:%d", ErrStream, h.Uid, h.Gid)
+		return nil, fmt.Errorf("%w: invalid owner %d:%d", ErrStream, h.Uid, h.Gid)
 	}
 	ino := &inode{uid: uint32(h.Uid), gid: uint32(h.Gid), mtime: h.ModTime, mode: uint16(h.Mode & 0o7777)}
 	switch h.Typeflag {
@@ -294,13 +295,13 @@ func (w *filler) inode(h *tar.Header) (*inode, error) {
 	case tar.TypeChar, tar.TypeBlock:
 		ino.mode |= map[byte]uint16{tar.TypeChar: modeChar, tar.TypeBlock: modeBlock}[h.Typeflag]
 		if h.Devmajor < 0 || h.Devmajor > 0xfff || h.Devminor < 0 || h.Devminor > 0xfffff {
-			return nil, fmt.Errorf("%w: there is no device %d:%d", ErrStream, h.Devmajor, h.Devminor)
+			return nil, fmt.Errorf("%w: invalid device number %d:%d", ErrStream, h.Devmajor, h.Devminor)
 		}
 		ino.setDevice(uint32(h.Devmajor), uint32(h.Devminor))
 	case tar.TypeFifo:
 		ino.mode |= modeFifo
 	default:
-		return nil, fmt.Errorf("%w: it is of the unknown kind %q", ErrStream, h.Typeflag)
+		return nil, fmt.Errorf("%w: unknown entry type %q", ErrStream, h.Typeflag)
 	}
 	dropped, err := w.fs.setXattrs(ino, h.PAXRecords)
 	w.report.Dropped += dropped
@@ -317,12 +318,12 @@ func (w *filler) hardLink(name []string, target string) error {
 		return fmt.Errorf("hard link to %.200q: %w", target, err)
 	}
 	if len(name) == 0 || n == nil || n.ino.isDir() {
-		return fmt.Errorf("%w: hard link to %.200q, which is no file before it", ErrStream, target)
+		return fmt.Errorf("%w: hard link to %.200q, which is not an earlier file", ErrStream, target)
 	}
 	return w.fs.link(name, n)
 }
 
-// extra puts a file of the options in.
+// extra writes a file of the options.
 func (w *filler) extra(file File) error {
 	name, err := parts(file.Path)
 	if err != nil {

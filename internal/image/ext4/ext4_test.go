@@ -20,7 +20,7 @@ import (
 	"github.com/pandastack/pandastack/internal/image/ext4"
 )
 
-// ent is an entry of a stream: a name and what it is.
+// ent is an entry of a stream.
 type ent struct {
 	name  string
 	typ   byte // 0: a file
@@ -74,7 +74,7 @@ func stream(t testing.TB, ents ...ent) []byte {
 	return b.Bytes()
 }
 
-// image is an open file for an image, in a directory of its own.
+// image returns an open file for an image, in a directory of its own.
 func image(t testing.TB) *os.File {
 	t.Helper()
 	probetest.Need(t, probe.Config{}, probe.Tools)
@@ -100,7 +100,7 @@ func write(t testing.TB, opt ext4.Options, r io.Reader) (*os.File, ext4.Report) 
 	return f, report
 }
 
-// checkClean fails unless e2fsck has nothing to say of the image.
+// checkClean fails unless e2fsck finds no problem in the image.
 func checkClean(t testing.TB, path string) {
 	t.Helper()
 	out, err := exec.Command("e2fsck", "-fn", path).CombinedOutput()
@@ -109,7 +109,7 @@ func checkClean(t testing.TB, path string) {
 	}
 }
 
-// debugfs asks about an image.
+// debugfs runs a debugfs request on an image.
 func debugfs(t testing.TB, f *os.File, question string) string {
 	t.Helper()
 	cmd := exec.Command("debugfs", "-R", question, f.Name())
@@ -132,10 +132,12 @@ func noise(n int) string {
 	return string(b)
 }
 
-// acl is an access control list as the system call has it: owner, user 1000, group, mask, others.
+// acl returns an access control list in the format of the system call: owner, user 1000, group, mask, others.
 func acl() string {
 	b := binary.LittleEndian.AppendUint32(nil, 2)
-	for _, e := range [][3]uint32{{1, 7, 1<<32 - 1}, {2, 5, 1000}, {4, 5, 1<<32 - 1}, {0x10, 5, 1<<32 - 1}, {0x20, 4, 1<<32 - 1}} {
+	for _, e := range [][3]uint32{
+		{1, 7, 1<<32 - 1}, {2, 5, 1000}, {4, 5, 1<<32 - 1}, {0x10, 5, 1<<32 - 1}, {0x20, 4, 1<<32 - 1},
+	} {
 		b = binary.LittleEndian.AppendUint16(b, uint16(e[0]))
 		b = binary.LittleEndian.AppendUint16(b, uint16(e[1]))
 		b = binary.LittleEndian.AppendUint32(b, e[2])
@@ -196,7 +198,7 @@ func TestWrite(t *testing.T) {
 		}, {Path: "/etc/passwd", Data: []byte("replaced"), Mode: 0o600}, {Path: "/etc", Dir: true},
 	}}, bytes.NewReader(stream(t, everything()...)))
 	if report.Dropped != 1 || report.Files != 19 || report.Dirs < 105 || report.Free <= 0 || report.Used < 3<<20 {
-		t.Errorf("got %+v", report)
+		t.Errorf("Write: got report %+v", report)
 	}
 	for question, want := range map[string][]string{
 		"stat /etc":          {"Mode:  02755", "User: 70000", "Links: 2"},
@@ -223,18 +225,18 @@ func TestWrite(t *testing.T) {
 		got := debugfs(t, f, question)
 		for _, w := range want {
 			if !strings.Contains(got, w) {
-				t.Errorf("%s: got\n%s\nwithout %s", question, got, w)
+				t.Errorf("%s: got\n%s\nwant %s in it", question, got, w)
 			}
 		}
 	}
 	if got := debugfs(t, f, "cat /big"); got != noise(3<<20+17) {
-		t.Errorf("got %d other bytes of a large file", len(got))
+		t.Errorf("large file: got %d bytes that differ", len(got))
 	}
 	if got := debugfs(t, f, `ea_get /bin/big-attributes -V user.a`); strings.TrimSuffix(got, "\n") != noise(2000) {
-		t.Errorf("got %d other bytes of a large attribute", len(got))
+		t.Errorf("large attribute: got %d bytes that differ", len(got))
 	}
 	if _, err := os.Stat("/dir-to-file"); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("a file of the stream is on the host: %v", err)
+		t.Errorf("a file of the stream was written to the host: %v", err)
 	}
 }
 
@@ -251,10 +253,10 @@ func TestSameSeedSameFiles(t *testing.T) {
 		return ""
 	}
 	if id(one) == "" || id(one) != id(two) {
-		t.Errorf("got %s and %s", id(one), id(two))
+		t.Errorf("got different identifiers %s and %s", id(one), id(two))
 	}
 	if a, b := debugfs(t, one, "stat /big"), debugfs(t, two, "stat /big"); a != b {
-		t.Errorf("got\n%s\n%s", a, b)
+		t.Errorf("got different files\n%s\n%s", a, b)
 	}
 }
 
@@ -282,7 +284,7 @@ func TestManyFilesAndGrowth(t *testing.T) {
 	checkClean(t, f.Name())
 }
 
-// TestFragments writes files until no row of free blocks is left, so that extent trees have more than one level.
+// TestFragments writes files until no range of free blocks is left, so that extent trees have more than one level.
 func TestFragments(t *testing.T) {
 	var parts []string
 	for range 700 {
@@ -291,10 +293,10 @@ func TestFragments(t *testing.T) {
 	data := strings.Join(parts, "")
 	f, _ := write(t, ext4.Options{SizeMiB: 128}, bytes.NewReader(stream(t, ent{name: "f", data: data})))
 	if got := debugfs(t, f, "cat /f"); got != data {
-		t.Errorf("got other content")
+		t.Errorf("got content that differs")
 	}
 	if got := debugfs(t, f, "stat /f"); !strings.Contains(got, "(ETB0)") {
-		t.Errorf("got no tree of extents:\n%s", got)
+		t.Errorf("got an extent tree without levels:\n%s", got)
 	}
 }
 
@@ -306,19 +308,35 @@ func TestHostile(t *testing.T) {
 	}{
 		{"up", []ent{{name: "../../etc/passwd", data: "x"}}, ext4.ErrStream},
 		{"up-inside", []ent{{name: "a/../../b", data: "x"}}, ext4.ErrStream},
-		{"below-link", []ent{{name: "l", typ: tar.TypeSymlink, link: "/etc"}, {name: "l/passwd", data: "x"}}, ext4.ErrStream},
+		{
+			"below-link",
+			[]ent{{name: "l", typ: tar.TypeSymlink, link: "/etc"}, {name: "l/passwd", data: "x"}},
+			ext4.ErrStream,
+		},
 		{"below-file", []ent{{name: "f", data: "x"}, {name: "f/g", data: "x"}}, ext4.ErrStream},
 		{"hard-link-up", []ent{{name: "h", typ: tar.TypeLink, link: "../../../etc/shadow"}}, ext4.ErrStream},
 		{"hard-link-to-host", []ent{{name: "h", typ: tar.TypeLink, link: "/etc/shadow"}}, ext4.ErrStream},
-		{"hard-link-to-directory", []ent{{name: "d/", typ: tar.TypeDir}, {name: "h", typ: tar.TypeLink, link: "d"}}, ext4.ErrStream},
-		{"hard-link-through-link", []ent{{name: "l", typ: tar.TypeSymlink, link: "/etc"}, {name: "h", typ: tar.TypeLink, link: "l/shadow"}}, ext4.ErrStream},
+		{
+			"hard-link-to-directory",
+			[]ent{{name: "d/", typ: tar.TypeDir}, {name: "h", typ: tar.TypeLink, link: "d"}},
+			ext4.ErrStream,
+		},
+		{
+			"hard-link-through-link",
+			[]ent{{name: "l", typ: tar.TypeSymlink, link: "/etc"}, {name: "h", typ: tar.TypeLink, link: "l/shadow"}},
+			ext4.ErrStream,
+		},
 		{"root-is-a-link", []ent{{name: "./", typ: tar.TypeSymlink, link: "/etc"}}, ext4.ErrStream},
 		{"lost-and-found", []ent{{name: "lost+found", data: "x"}}, ext4.ErrStream},
 		{"long-name", []ent{{name: strings.Repeat("n", 256), data: "x"}}, ext4.ErrStream},
 		{"long-target", []ent{{name: "l", typ: tar.TypeSymlink, link: strings.Repeat("n", 4096)}}, ext4.ErrStream},
 		{"attribute-name", []ent{{name: "f", xattr: map[string]string{"user.\x01": "x"}}}, ext4.ErrStream},
 		{"attribute-size", []ent{{name: "f", xattr: map[string]string{"user.x": noise(5000)}}}, ext4.ErrStream},
-		{"malformed-acl", []ent{{name: "f", xattr: map[string]string{"system.posix_acl_access": "\x02\x00\x00\x00xxx"}}}, ext4.ErrStream},
+		{
+			"malformed-acl",
+			[]ent{{name: "f", xattr: map[string]string{"system.posix_acl_access": "\x02\x00\x00\x00xxx"}}},
+			ext4.ErrStream,
+		},
 		{"unknown-kind", []ent{{name: "f", typ: 'Q'}}, ext4.ErrStream},
 		{"too-many", []ent{{name: "a"}, {name: "b"}, {name: "c"}, {name: "d"}}, ext4.ErrTooLarge},
 		{"too-large", []ent{{name: "a", data: noise(33 << 20)}}, ext4.ErrTooLarge},
@@ -332,23 +350,23 @@ func TestHostile(t *testing.T) {
 				ext4.Options{SizeMiB: 64, MaxFiles: 3, MaxBytes: 32 << 20},
 			)
 			if !errors.Is(err, row.want) {
-				t.Errorf("got %v, want %v", err, row.want)
+				t.Errorf("Write: got error %v, want %v", err, row.want)
 			}
 			assertEmpty(t, f)
 		})
 	}
 }
 
-// assertEmpty fails unless f has no bytes and its directory nothing but f.
+// assertEmpty fails unless f has no bytes and is alone in its directory.
 func assertEmpty(t *testing.T, f *os.File) {
 	t.Helper()
 	info, err := f.Stat()
 	if err != nil || info.Size() != 0 {
-		t.Errorf("got %v, %v: something was left", info, err)
+		t.Errorf("got %v, %v, want an empty file", info, err)
 	}
 	names, err := os.ReadDir(filepath.Dir(f.Name()))
 	if err != nil || len(names) != 1 {
-		t.Errorf("got %v, %v beside the image", names, err)
+		t.Errorf("got entries %v, %v, want the image alone", names, err)
 	}
 }
 
@@ -365,7 +383,7 @@ func TestFull(t *testing.T) {
 			f := image(t)
 			_, err := ext4.Write(t.Context(), bytes.NewReader(b), f, ext4.Options{SizeMiB: 32, Inodes: 2000})
 			if !errors.Is(err, ext4.ErrFull) {
-				t.Errorf("got %v", err)
+				t.Errorf("Write: got error %v, want ErrFull", err)
 			}
 			assertEmpty(t, f)
 		})
@@ -376,7 +394,9 @@ func TestFull(t *testing.T) {
 func TestZeros(t *testing.T) {
 	var head bytes.Buffer
 	const size = 256 << 20
-	if err := tar.NewWriter(&head).WriteHeader(&tar.Header{Name: "zeros", Typeflag: tar.TypeReg, Size: size, Mode: 0o644}); err != nil {
+	if err := tar.NewWriter(&head).WriteHeader(
+		&tar.Header{Name: "zeros", Typeflag: tar.TypeReg, Size: size, Mode: 0o644},
+	); err != nil {
 		t.Fatal(err)
 	}
 	bomb := func() io.Reader {
@@ -384,12 +404,12 @@ func TestZeros(t *testing.T) {
 	}
 	f := image(t)
 	if _, err := ext4.Write(t.Context(), bomb(), f, ext4.Options{SizeMiB: 32}); !errors.Is(err, ext4.ErrTooLarge) {
-		t.Errorf("got %v", err)
+		t.Errorf("Write: got error %v", err)
 	}
 	assertEmpty(t, f)
 	_, report := write(t, ext4.Options{SizeMiB: 32, MaxBytes: 2 << 30}, bomb())
 	if report.Bytes != size || report.Used > 20<<20 {
-		t.Errorf("got %+v", report)
+		t.Errorf("Write: got report %+v", report)
 	}
 }
 
@@ -415,7 +435,7 @@ func TestBadStreams(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			f := image(t)
 			if _, err := ext4.Write(t.Context(), row.r, f, ext4.Options{SizeMiB: 32}); !errors.Is(err, row.want) {
-				t.Errorf("got %v, want %v", err, row.want)
+				t.Errorf("Write: got error %v, want %v", err, row.want)
 			}
 			assertEmpty(t, f)
 		})
@@ -433,7 +453,7 @@ func TestCanceled(t *testing.T) {
 	b := stream(t, ent{name: "a", data: "x"}, ent{name: "b", data: "x"})
 	r := io.MultiReader(readFunc(func() { cancel(cause) }), bytes.NewReader(b))
 	if _, err := ext4.Write(ctx, r, f, ext4.Options{SizeMiB: 32}); !errors.Is(err, cause) {
-		t.Errorf("got %v", err)
+		t.Errorf("Write: got error %v, want the context's cause", err)
 	}
 	assertEmpty(t, f)
 }

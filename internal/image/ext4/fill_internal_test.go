@@ -203,7 +203,9 @@ func FuzzFill(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := fs.fill(t.Context(), bytes.NewReader(b), Options{SizeMiB: 32, MaxBytes: 32 << 20}.withDefaults()); err != nil {
+		if _, err := fs.fill(
+			t.Context(), bytes.NewReader(b), Options{SizeMiB: 32, MaxBytes: 32 << 20}.withDefaults(),
+		); err != nil {
 			return
 		}
 		path := filepath.Join(t.TempDir(), "image")

@@ -32,14 +32,14 @@ type inode struct {
 	size     int64
 	mtime    time.Time
 	extents  []extent
-	data     []byte // what the inode itself holds: a short target, the number of a device
+	data     []byte // content in the inode itself: a short target, the number of a device
 	inline   []byte // extended attributes in the inode
 	acl      uint64 // block of extended attributes
 }
 
 func (i *inode) isDir() bool { return i.mode&modeKind == modeDir }
 
-// setDevice sets the number of a device, in the encoding of 32 bits.
+// setDevice sets the number of a device, in the 32-bit encoding.
 func (i *inode) setDevice(major, minor uint32) {
 	i.data = make([]byte, 8)
 	le.PutUint32(i.data[4:], minor&0xff|major<<8|(minor&^0xff)<<12)
@@ -57,12 +57,12 @@ func (f *fsys) setTarget(i *inode, target string) error {
 	return f.writeContent(i, bytes.NewReader([]byte(target)), int64(len(target)))
 }
 
-// chunkSize is the unit in which zeros are looked for. Smaller holes would make more extents than they save.
+// chunkSize is the granularity of holes. Smaller holes would make more extents than they save.
 const chunkSize = 64 << 10
 
 var zeroChunk [chunkSize]byte
 
-// writeContent gives i the content of r, size bytes. Chunks of zeros become holes.
+// writeContent sets the content of i to size bytes of r. Chunks of zeros become holes.
 func (f *fsys) writeContent(i *inode, r io.Reader, size int64) error {
 	i.size = size
 	for at := int64(0); at < size; at += chunkSize {
@@ -84,7 +84,7 @@ func (f *fsys) writeContent(i *inode, r io.Reader, size int64) error {
 	return nil
 }
 
-// append gives i the blocks of data, beginning with its block logical.
+// append adds blocks of data to i, starting with its logical block logical.
 func (f *fsys) append(i *inode, logical uint32, data []byte) error {
 	for len(data) > 0 {
 		first, length, err := f.allocate(uint32(len(data) / blockSize))
@@ -101,7 +101,7 @@ func (f *fsys) append(i *inode, logical uint32, data []byte) error {
 	return nil
 }
 
-// addExtent adds e, as part of the last extent if it goes on there.
+// addExtent adds e. If e continues the last extent, it extends that one.
 func (i *inode) addExtent(e extent) {
 	if n := len(i.extents); n > 0 {
 		last := &i.extents[n-1]
@@ -120,7 +120,8 @@ const (
 	perBlock    = 340 // in a block
 )
 
-// extentTree is the 60 bytes of an inode that say where its blocks are, and how many blocks the rest of the tree takes.
+// extentTree returns the 60 bytes of an inode that hold the root of its extent tree, and how many blocks the rest of
+// the tree uses.
 func (f *fsys) extentTree(i *inode) (root []byte, blocks uint64, err error) {
 	entries := make([][12]byte, len(i.extents))
 	firsts := make([]uint32, len(i.extents))
@@ -142,7 +143,8 @@ func (f *fsys) extentTree(i *inode) (root []byte, blocks uint64, err error) {
 				return nil, 0, err
 			}
 			blocks++
-			if err := f.out.write(extentNode(make([]byte, blockSize), entries[:n], perBlock, depth), int64(block)*blockSize); err != nil {
+			node := extentNode(make([]byte, blockSize), entries[:n], perBlock, depth)
+			if err := f.out.write(node, int64(block)*blockSize); err != nil {
 				return nil, 0, err
 			}
 			var index [12]byte
@@ -169,7 +171,7 @@ func extentNode(b []byte, entries [][12]byte, room, depth int) []byte {
 	return b
 }
 
-// encode writes the inode as it is on disk. Its blocks must have been given.
+// encode returns the inode as it is on disk. Its blocks must have been allocated.
 func (f *fsys) encode(i *inode) ([]byte, error) {
 	b := make([]byte, inodeSize)
 	var blocks, flags = uint64(0), uint32(0)
@@ -207,7 +209,8 @@ func (f *fsys) encode(i *inode) ([]byte, error) {
 	le.PutUint16(b[0x7a:], uint16(i.gid>>16))
 	le.PutUint16(b[0x80:], extraSize)
 	seconds, extra := encodeTime(i.mtime)
-	for _, at := range [][2]int{{0x8, 0x8c}, {0xc, 0x84}, {0x10, 0x88}, {0x90, 0x94}} { // access, change, modification, creation
+	// Access, change, modification, creation.
+	for _, at := range [][2]int{{0x8, 0x8c}, {0xc, 0x84}, {0x10, 0x88}, {0x90, 0x94}} {
 		le.PutUint32(b[at[0]:], seconds)
 		le.PutUint32(b[at[1]:], extra)
 	}
@@ -215,7 +218,7 @@ func (f *fsys) encode(i *inode) ([]byte, error) {
 	return b, nil
 }
 
-// linkCount is the number of links on disk. A directory with too many subdirectories says 1.
+// linkCount returns the number of links on disk. It is 1 for a directory with too many subdirectories.
 func (i *inode) linkCount() uint32 {
 	if !i.isDir() {
 		return i.links
@@ -226,7 +229,7 @@ func (i *inode) linkCount() uint32 {
 	return i.links + 2
 }
 
-// encodeTime gives seconds and the word with their two high bits and the nanoseconds.
+// encodeTime returns the seconds and the word with their two high bits and the nanoseconds.
 func encodeTime(t time.Time) (seconds, extra uint32) {
 	s := min(max(t.Unix(), -1<<31), 1<<34-1<<31-1)
 	return uint32(s), uint32((s-int64(int32(s)))>>32&3) | uint32(t.Nanosecond())<<2

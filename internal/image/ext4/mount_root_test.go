@@ -29,7 +29,8 @@ func TestMounted(t *testing.T) {
 		defer close(done)
 		// The thread, and the mount with it, ends with this goroutine.
 		runtime.LockOSThread()
-		if err := errors.Join(unix.Unshare(unix.CLONE_FS|unix.CLONE_NEWNS), unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")); err != nil {
+		if err := errors.Join(unix.Unshare(unix.CLONE_FS|unix.CLONE_NEWNS),
+			unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")); err != nil {
 			t.Errorf("mount namespace: %v", err)
 			return
 		}
@@ -38,7 +39,9 @@ func TestMounted(t *testing.T) {
 			return
 		}
 		assertMounted(t, dir)
-		if err := os.WriteFile(filepath.Join(dir, "etc", "new"), bytes.Repeat([]byte("new"), 1<<18), 0o600); err != nil {
+		if err := os.WriteFile(
+			filepath.Join(dir, "etc", "new"), bytes.Repeat([]byte("new"), 1<<18), 0o600,
+		); err != nil {
 			t.Errorf("write into the image: %v", err)
 		}
 		if err := os.RemoveAll(filepath.Join(dir, "deep")); err != nil {
@@ -54,8 +57,13 @@ func TestMounted(t *testing.T) {
 
 func assertMounted(t *testing.T, dir string) {
 	t.Helper()
-	for name, want := range map[string]string{"etc/hard": "root:x:0:0\n", "big": noise(3<<20 + 17), "twice": "second",
-		"holes": strings.Repeat("\x00", 1<<20) + "x" + strings.Repeat("\x00", 2<<20), "\xff\xfe latin": "name of bytes"} {
+	for name, want := range map[string]string{
+		"etc/hard":       "root:x:0:0\n",
+		"big":            noise(3<<20 + 17),
+		"twice":          "second",
+		"holes":          strings.Repeat("\x00", 1<<20) + "x" + strings.Repeat("\x00", 2<<20),
+		"\xff\xfe latin": "name of bytes",
+	} {
 		if got, err := os.ReadFile(filepath.Join(dir, name)); err != nil || string(got) != want {
 			t.Errorf("%s: got %d other bytes, %v", name, len(got), err)
 		}
@@ -64,7 +72,8 @@ func assertMounted(t *testing.T, dir string) {
 		t.Errorf("got the link %q, %v", got, err)
 	}
 	var s unix.Stat_t
-	if err := unix.Stat(filepath.Join(dir, "etc/passwd"), &s); err != nil || s.Uid != 4_000_000_000 || s.Mode&0o7777 != 0o640 || s.Nlink != 2 ||
+	if err := unix.Stat(filepath.Join(dir, "etc/passwd"), &s); err != nil || s.Uid != 4_000_000_000 ||
+		s.Mode&0o7777 != 0o640 || s.Nlink != 2 ||
 		s.Mtim.Sec != 5_000_000_000 ||
 		s.Mtim.Nsec != 5 {
 		t.Errorf("got %+v, %v", s, err)
@@ -77,8 +86,12 @@ func assertMounted(t *testing.T, dir string) {
 		t.Errorf("got device %d:%d, %v", unix.Major(s.Rdev), unix.Minor(s.Rdev), err)
 	}
 	for _, row := range []struct{ path, name, want string }{
-		{"bin/ping", "security.capability", capability}, {"bin/ping", "user.note", "hello"}, {"acl", "system.posix_acl_access", acl()},
-		{"bin/big-attributes", "user.a", noise(2000)}, {"bin/big-attributes", "user.bb", noise(1500)}, {"bin/big-attributes", "user.c", ""},
+		{"bin/ping", "security.capability", capability},
+		{"bin/ping", "user.note", "hello"},
+		{"acl", "system.posix_acl_access", acl()},
+		{"bin/big-attributes", "user.a", noise(2000)},
+		{"bin/big-attributes", "user.bb", noise(1500)},
+		{"bin/big-attributes", "user.c", ""},
 	} {
 		b := make([]byte, 1<<16)
 		n, err := unix.Getxattr(filepath.Join(dir, row.path), row.name, b)
@@ -102,7 +115,8 @@ func TestHostFull(t *testing.T) {
 	go func() {
 		defer close(done)
 		runtime.LockOSThread()
-		if err := errors.Join(unix.Unshare(unix.CLONE_FS|unix.CLONE_NEWNS), unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")); err != nil {
+		if err := errors.Join(unix.Unshare(unix.CLONE_FS|unix.CLONE_NEWNS),
+			unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")); err != nil {
 			t.Errorf("mount namespace: %v", err)
 			return
 		}

@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// punchTables takes the zeros of empty inode tables out of the image, so that they cost no space. Where the file
-// system of the host has no holes, the image is larger and just as right.
+// punchTables removes the zeros of empty inode tables from the image, so that they use no space. If the host's file
+// system does not support holes, the image is larger but equally valid.
 func punchTables(out *os.File, f *fsys) error {
 	size := int64(f.inodesPerGroup) * inodeSize
 	for i, g := range f.groups {

@@ -10,7 +10,7 @@ import (
 const (
 	blockSize   = 4096
 	inodeSize   = 256
-	extraSize   = 32 // of the fields behind the first 128 bytes
+	extraSize   = 32 // the fields after the first 128 bytes
 	rootInode   = 2
 	firstInode  = 11 // lost+found
 	superOffset = 1024
@@ -24,7 +24,7 @@ type device interface {
 	io.WriterAt
 }
 
-// group is a block group: where its tables are, and its bitmaps while files are put in.
+// group is a block group: the positions of its tables, and its bitmaps while files are written.
 type group struct {
 	desc         []byte // its descriptor, as on disk
 	blockBitmap  uint64
@@ -33,12 +33,12 @@ type group struct {
 	blocks       []byte // bitmap of blocks in use
 	inodes       []byte
 	inodesWere   int // in use when opened
-	dirs         int // more directories than when opened
+	dirs         int // directories added since it was opened
 	firstBlock   uint64
 	blocksInside int
 }
 
-// fsys is a file system that files are put into. It is used by one goroutine.
+// fsys is a file system that files are written into. It is used by one goroutine.
 type fsys struct {
 	dev            device
 	super          []byte // 1024 bytes
@@ -49,7 +49,7 @@ type fsys struct {
 	groups         []group
 	root           *node
 	lost           *node
-	nextBlock      uint64 // where the search for a free one begins
+	nextBlock      uint64 // where the search for a free block begins
 	freeBlocks     uint64
 	nextInode      uint32
 	freeInodes     int
@@ -72,10 +72,11 @@ func open(dev device) (*fsys, error) {
 	s := f.super
 	incompat, ro := le.Uint32(s[0x60:]), le.Uint32(s[0x64:])
 	const must, may = incompatFiletype | incompatExtents, incompat64 | incompatFlex
-	if le.Uint16(s[0x38:]) != 0xEF53 || le.Uint32(s[0x18:]) != 2 || le.Uint16(s[0x58:]) != inodeSize || le.Uint32(s[0x14:]) != 0 ||
+	if le.Uint16(s[0x38:]) != 0xEF53 || le.Uint32(s[0x18:]) != 2 || le.Uint16(s[0x58:]) != inodeSize ||
+		le.Uint32(s[0x14:]) != 0 ||
 		incompat&must != must || incompat&^(must|may) != 0 ||
 		ro&^(roSparse|roLarge|roHuge|roDirNlink|roExtraIsize) != 0 {
-		return nil, fmt.Errorf("mke2fs made a file system with other features than asked for (%#x, %#x)", incompat, ro)
+		return nil, fmt.Errorf("mke2fs made a file system with unexpected features (%#x, %#x)", incompat, ro)
 	}
 	f.descSize = 32
 	f.blocks = uint64(le.Uint32(s[0x4:]))
@@ -130,7 +131,7 @@ func (f *fsys) readGroups() error {
 	return nil
 }
 
-// wide is a number of a descriptor that has a low and, in wide descriptors, a high half.
+// wide returns a number of a descriptor that has a low and, in wide descriptors, a high half.
 func (f *fsys) wide(d []byte, low, high int) uint64 {
 	v := uint64(le.Uint32(d[low:]))
 	if f.descSize >= 64 {
@@ -139,7 +140,7 @@ func (f *fsys) wide(d []byte, low, high int) uint64 {
 	return v
 }
 
-// count is the number of set bits among the first n.
+// count returns the number of set bits among the first n.
 func count(bitmap []byte, n int) int {
 	total := 0
 	for i := 0; i+8 <= n; i += 8 {

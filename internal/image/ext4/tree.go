@@ -16,7 +16,7 @@ type node struct {
 	children map[string]*node
 }
 
-// readRoot takes the directories that mke2fs made, which are written anew in the end.
+// readRoot reads the directories that mke2fs made, which are written again at the end.
 func (f *fsys) readRoot() error {
 	load := func(number uint32, mode uint16) (*node, error) {
 		b := make([]byte, inodeSize)
@@ -26,7 +26,7 @@ func (f *fsys) readRoot() error {
 		ino := &inode{number: number, mode: modeDir | mode, mtime: time.Unix(int64(le.Uint32(b[0x10:])), 0)}
 		entries := int(le.Uint16(b[0x2a:]))
 		if le.Uint16(b[0x28:]) != extentMagic || le.Uint16(b[0x2e:]) != 0 || entries > perRoot {
-			return nil, fmt.Errorf("inode %d is no directory with extents", number)
+			return nil, fmt.Errorf("inode %d is not a directory with extents", number)
 		}
 		for n := range entries {
 			e := b[0x28+12+12*n:]
@@ -59,7 +59,7 @@ func (f *fsys) inodeAt(number uint32) int64 {
 	return int64(g.inodeTable)*blockSize + int64(int(number-1)%f.inodesPerGroup)*inodeSize
 }
 
-// find gives the node of a name; nil if it is not there.
+// find returns the node of a name; nil if it does not exist.
 func (f *fsys) find(name []string) (*node, error) {
 	at := f.root
 	for i, part := range name {
@@ -68,14 +68,14 @@ func (f *fsys) find(name []string) (*node, error) {
 			return nil, nil
 		}
 		if !next.ino.isDir() && i < len(name)-1 {
-			return nil, fmt.Errorf("%w: %.100q is no directory", ErrStream, part)
+			return nil, fmt.Errorf("%w: %.100q is not a directory", ErrStream, part)
 		}
 		at = next
 	}
 	return at, nil
 }
 
-// above gives the directory that a name is in, made if it is missing.
+// above returns the parent directory of a name, and makes it if it is missing.
 func (f *fsys) above(name []string) (*node, error) {
 	at := f.root
 	for _, part := range name[:len(name)-1] {
@@ -88,14 +88,14 @@ func (f *fsys) above(name []string) (*node, error) {
 			next = at.children[part]
 		}
 		if !next.ino.isDir() {
-			return nil, fmt.Errorf("%w: it lies below %.100q, which is no directory", ErrStream, part)
+			return nil, fmt.Errorf("%w: below %.100q, which is not a directory", ErrStream, part)
 		}
 		at = next
 	}
 	return at, nil
 }
 
-// add puts a new inode into a directory, under a name that is free.
+// add adds a new inode to a directory, under an unused name.
 func (f *fsys) add(at *node, name string, ino *inode) error {
 	number, err := f.allocateInode(ino.isDir())
 	if err != nil {
@@ -113,8 +113,8 @@ func (f *fsys) add(at *node, name string, ino *inode) error {
 	return nil
 }
 
-// place puts ino at a name: an existing directory takes over what a new one says, anything else is replaced. It
-// answers nil if there is nothing more to do for ino.
+// place puts ino at a name. An existing directory takes over the attributes of a new one; anything else is replaced.
+// place returns nil if ino needs no further work.
 func (f *fsys) place(name []string, ino *inode) (*node, error) {
 	at, err := f.above(name)
 	if err != nil {
@@ -135,10 +135,10 @@ func (f *fsys) place(name []string, ino *inode) (*node, error) {
 	return at.children[base], nil
 }
 
-// setRoot gives the root what the stream says of it.
+// setRoot sets the attributes of the root to those of the stream.
 func (f *fsys) setRoot(ino *inode) error { return f.updateStat(f.root.ino, ino) }
 
-// updateStat gives a directory owner, mode, time and attributes of another inode.
+// updateStat sets owner, mode, time and attributes of a directory to those of another inode.
 func (f *fsys) updateStat(old, ino *inode) error {
 	if old.acl != 0 {
 		f.release(extent{length: 1, physical: old.acl})
@@ -148,7 +148,7 @@ func (f *fsys) updateStat(old, ino *inode) error {
 	return nil
 }
 
-// remove takes a name out of a directory, with all below it.
+// remove removes a name from a directory, with everything below it.
 func (f *fsys) remove(at, n *node) error {
 	if n == f.lost {
 		return fmt.Errorf("%w: lost+found must be a directory", ErrStream)
@@ -175,7 +175,7 @@ func (f *fsys) remove(at, n *node) error {
 	return nil
 }
 
-// link makes a name mean the file of n.
+// link makes a name a hard link to the file of n.
 func (f *fsys) link(name []string, n *node) error {
 	at, err := f.above(name)
 	if err != nil {
@@ -199,7 +199,7 @@ func (f *fsys) link(name []string, n *node) error {
 	return nil
 }
 
-// sorted gives the children of a directory in the order of their inodes, which is the order they are read in.
+// sorted returns the children of a directory in the order of their inodes, which is the order of reads.
 func (n *node) sorted() []*node {
 	all := make([]*node, 0, len(n.children))
 	for _, child := range n.children {
@@ -259,8 +259,8 @@ func (f *fsys) finish(ctx context.Context, report *Report) error {
 	return f.flushGroups()
 }
 
-// writeInodes writes inodes in the order of their numbers. The blocks of their extents are written on the way, so
-// the inodes are gathered first.
+// writeInodes writes inodes in the order of their numbers. It writes the blocks of their extents first, so the inodes
+// are collected before.
 func (f *fsys) writeInodes(inodes []*inode) error {
 	encoded := make([]byte, 0, 1<<20)
 	start := int64(0)
@@ -323,7 +323,7 @@ func (d *dirWriter) entry(number uint32, name string, mode uint16) {
 	copy(e[8:], name)
 }
 
-// end stretches the last entry to the end of the block.
+// end extends the last entry to the end of the block.
 func (d *dirWriter) end() {
 	le.PutUint16(d.block[d.last+4:], uint16(blockSize-d.last))
 	n := len(d.block)

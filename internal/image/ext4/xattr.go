@@ -7,17 +7,17 @@ import (
 	"strings"
 )
 
-// xattr is an extended attribute as ext4 keeps it.
+// xattr is an extended attribute in ext4's format.
 type xattr struct {
 	index byte
-	name  string // without the prefix that index stands for
+	name  string // without the prefix that index represents
 	value []byte
 }
 
 var xattrPrefixes = []struct {
 	prefix string
 	index  byte
-	whole  bool // the prefix is all of the name
+	whole  bool // the prefix is the whole name
 }{
 	{"user.", 1, false}, {"system.posix_acl_access", 2, true}, {"system.posix_acl_default", 3, true},
 	{"trusted.", 4, false}, {"security.", 6, false},
@@ -30,8 +30,8 @@ const (
 	blockHeader = 32
 )
 
-// setXattrs gives ino the extended attributes among the records of a header. It answers how many have names
-// that ext4 has no place for.
+// setXattrs sets the extended attributes of ino from the records of a header. It returns how many have names that
+// ext4 does not support.
 func (f *fsys) setXattrs(ino *inode, records map[string]string) (dropped int, err error) {
 	var all []xattr
 	for key, value := range records {
@@ -82,7 +82,7 @@ func (f *fsys) xattrBlock(ino *inode, all []xattr) error {
 		total += x.size()
 	}
 	if total > blockSize {
-		return fmt.Errorf("%w: it has extended attributes of more than %d bytes", ErrStream, blockSize)
+		return fmt.Errorf("%w: extended attributes exceed %d bytes", ErrStream, blockSize)
 	}
 	b := make([]byte, blockSize)
 	le.PutUint32(b[0:], xattrMagic)
@@ -104,7 +104,7 @@ func newXattr(name, value string) (x xattr, known bool, err error) {
 			continue
 		}
 		if len(rest) > 255 || strings.ContainsFunc(rest, func(r rune) bool { return r <= ' ' || r > '~' }) {
-			return x, false, fmt.Errorf("%w: %.100q is no name of an extended attribute", ErrStream, name)
+			return x, false, fmt.Errorf("%w: %.100q is not a valid name of an extended attribute", ErrStream, name)
 		}
 		x = xattr{p.index, rest, []byte(value)}
 		if p.whole {
@@ -137,7 +137,7 @@ func putXattrs(b []byte, all []xattr, delta int, hashed bool) {
 	}
 }
 
-// hash is what the kernel tells attributes apart by (fs/ext4/xattr.c, ext4_xattr_hash_entry).
+// hash returns the hash by which the kernel distinguishes attributes (fs/ext4/xattr.c, ext4_xattr_hash_entry).
 func (x xattr) hash() uint32 {
 	var h uint32
 	for i := range len(x.name) {
@@ -153,18 +153,18 @@ func (x xattr) hash() uint32 {
 // Tags of access control lists that name a user or group.
 const aclUser, aclGroup = 0x02, 0x08
 
-// diskACL turns an access control list from the form of the system call into that of the disk, where only entries
-// that name a user or group have a number.
+// diskACL converts an access control list from the format of the system call into that of the disk, where only
+// entries that name a user or group have a number.
 func diskACL(v []byte) ([]byte, error) {
 	if len(v) < 4 || len(v)%8 != 4 || le.Uint32(v) != 2 {
-		return nil, fmt.Errorf("%w: a malformed access control list", ErrStream)
+		return nil, fmt.Errorf("%w: malformed access control list", ErrStream)
 	}
 	out := le.AppendUint32(nil, 1)
 	for e := v[4:]; len(e) > 0; e = e[8:] {
 		tag := le.Uint16(e)
 		if tag != 0x01 && tag != aclUser && tag != 0x04 && tag != aclGroup && tag != 0x10 && tag != 0x20 ||
 			le.Uint16(e[2:]) > 7 {
-			return nil, fmt.Errorf("%w: a malformed access control list", ErrStream)
+			return nil, fmt.Errorf("%w: malformed access control list", ErrStream)
 		}
 		out = append(out, e[:4]...)
 		if tag == aclUser || tag == aclGroup {

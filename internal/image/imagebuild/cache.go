@@ -14,15 +14,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxCache bounds the packages that are kept, in bytes, and the parts.
+// maxCache limits the size of the cached packages, in bytes, and that of the parts.
 const maxCache = 2 << 30
 
-// partsDir is the cache's directory of what came from other registries.
+// partsDir is the cache's directory of content from other registries.
 const partsDir = "parts"
 
-// cacheHooks make mmdebstrap find downloaded packages in the cache and leave new ones there. The
-// directory is mounted into the new root inside mmdebstrap's own mount namespace, and taken off before
-// it cleans up, which would empty it.
+// cacheHooks make mmdebstrap find downloaded packages in the cache and leave new ones in it. The directory is mounted
+// into the new root inside mmdebstrap's own mount namespace, and unmounted before it cleans up, which would empty it.
 func cacheHooks(cache string) []string {
 	mount := fmt.Sprintf(
 		`mkdir -p "$1/var/cache/apt/archives/partial" && mount --bind %s "$1/var/cache/apt/archives"`,
@@ -35,8 +34,8 @@ func cacheHooks(cache string) []string {
 	}
 }
 
-// lockCache makes the cache directory and waits until no other build uses it: the package manager locks
-// it too, but gives up at once. The function it answers trims the cache and lets the next one go.
+// lockCache makes the cache directory and waits until no other build uses it: the package manager locks it too, but
+// fails at once. The returned function trims the cache and releases the lock.
 func lockCache(ctx context.Context, cache string) (release func() error, err error) {
 	if err := os.MkdirAll(filepath.Join(cache, "partial"), 0o755); err != nil {
 		return nil, fmt.Errorf("package cache: %w", err)
@@ -66,18 +65,18 @@ func lockCache(ctx context.Context, cache string) (release func() error, err err
 	}
 }
 
-// trim removes the packages that were added first until the rest fits into limit bytes, and the same of parts.
+// trim removes the packages that were added first until the rest fits into limit bytes, and does the same for parts.
 func trim(cache string, limit int64) error {
 	packages, err1 := filepath.Glob(filepath.Join(cache, "*.deb"))
 	parts, err2 := filepath.Glob(filepath.Join(cache, partsDir, "*"))
 	return errors.Join(err1, err2, trimPaths(packages, limit), trimPaths(parts, limit))
 }
 
-// kept is a file of the cache, or a directory with all that is in it.
+// kept is a file of the cache, or a directory with its content.
 type kept struct {
 	path  string
 	bytes int64
-	added int64 // nanoseconds of the clock
+	added int64 // nanoseconds since 1970
 }
 
 func trimPaths(paths []string, limit int64) error {

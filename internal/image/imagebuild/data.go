@@ -12,11 +12,12 @@ import (
 	"github.com/pandastack/pandastack/internal/os/disk"
 )
 
-// dataDisks makes the images of the recipe's data disks of what is at their mount points in root, which are empty
-// then. On an error there is none.
+// dataDisks makes the images of the recipe's data disks from the content of their mount points in root, and empties
+// those. On an error it leaves no image.
 func dataDisks(ctx context.Context, opt Options, root string) (err error) {
 	if len(opt.Data) != len(opt.Recipe.Disks) {
-		return fmt.Errorf("make data disks: paths for %d, and the recipe has %d", len(opt.Data), len(opt.Recipe.Disks))
+		return fmt.Errorf("make data disks: paths are set for %d disks, but the recipe has %d", len(opt.Data),
+			len(opt.Recipe.Disks))
 	}
 	var made []string
 	defer func() {
@@ -29,7 +30,7 @@ func dataDisks(ctx context.Context, opt Options, root string) (err error) {
 	}()
 	for _, d := range opt.Recipe.Disks {
 		if opt.Data[d.Name] == "" {
-			return fmt.Errorf("make data disk %s: no path was given", d.Name)
+			return fmt.Errorf("make data disk %s: no path is set", d.Name)
 		}
 		f, err := moveOut(root, opt.Work, d)
 		if err != nil {
@@ -44,13 +45,14 @@ func dataDisks(ctx context.Context, opt Options, root string) (err error) {
 	return nil
 }
 
-// moveOut moves what is at a disk's mount point out of the root, and leaves an empty directory like it.
+// moveOut moves the content of a disk's mount point out of the root, and leaves an empty directory with the same
+// attributes.
 func moveOut(root, work string, d recipe.Disk) (filesystem, error) {
 	at := filepath.Join(root, d.Mount)
 	if real, err := filepath.EvalSymlinks(at); err != nil {
 		return filesystem{}, err
 	} else if whole, err := filepath.EvalSymlinks(root); err != nil || real != filepath.Join(whole, d.Mount) {
-		return filesystem{}, errors.Join(fmt.Errorf("%s is a link, or below one", d.Mount), err)
+		return filesystem{}, errors.Join(fmt.Errorf("%s is a symbolic link, or below one", d.Mount), err)
 	}
 	info, err := os.Lstat(at)
 	if err != nil {
@@ -58,7 +60,7 @@ func moveOut(root, work string, d recipe.Disk) (filesystem, error) {
 	}
 	st, ok := info.Sys().(*syscall.Stat_t)
 	if !ok || !info.IsDir() {
-		return filesystem{}, fmt.Errorf("%s is no directory", d.Mount)
+		return filesystem{}, fmt.Errorf("%s is not a directory", d.Mount)
 	}
 	f := filesystem{
 		root: filepath.Join(

@@ -16,7 +16,7 @@ import (
 	"github.com/pandastack/pandastack/internal/image/recipe"
 )
 
-// withData is a root file system with something at /srv/data, of another user, and a work directory.
+// withData returns a root file system with a file at /srv/data, of another user, and a work directory.
 func withData(t *testing.T) (root string, opt Options) {
 	t.Helper()
 	probetest.Need(t, probe.Config{}, probe.Root, probe.Tools)
@@ -48,20 +48,20 @@ func inside(t *testing.T, image, request string) string {
 	return string(out)
 }
 
-func TestDataDiskHoldsWhatIsAtItsMountPoint(t *testing.T) {
+func TestDataDiskContainsItsMountPoint(t *testing.T) {
 	root, opt := withData(t)
 	if err := dataDisks(t.Context(), opt, root); err != nil {
 		t.Fatal(err)
 	}
 	image := opt.Data["data"]
 	if out, err := exec.Command("e2fsck", "-fn", image).CombinedOutput(); err != nil {
-		t.Errorf("it is not clean: %v: %s", err, out)
+		t.Errorf("the file system is not clean: %v: %s", err, out)
 	}
 	if info, err := os.Stat(image); err != nil || info.Size() != 32<<20 {
-		t.Errorf("the image: %+v, %v", info, err)
+		t.Errorf("got image %+v, %v", info, err)
 	}
 	if got := inside(t, image, "cat /deep/file"); got != "content" {
-		t.Errorf("the file holds %q", got)
+		t.Errorf("got file content %q", got)
 	}
 	for name, want := range map[string][]string{
 		"<2>":        {"Mode:  0700", "User:   105   Group:   106"},
@@ -76,11 +76,11 @@ func TestDataDiskHoldsWhatIsAtItsMountPoint(t *testing.T) {
 	info, err := os.Stat(filepath.Join(root, "srv/data"))
 	list, lerr := os.ReadDir(filepath.Join(root, "srv/data"))
 	if err != nil || lerr != nil || len(list) != 0 || info.Mode().Perm() != 0o700 {
-		t.Errorf("the mount point is %v with %v, %v, %v", info.Mode(), list, err, lerr)
+		t.Errorf("got mount point with mode %v, entries %v, errors %v, %v", info.Mode(), list, err, lerr)
 	}
 }
 
-func TestDataDisksThatCannotBeMade(t *testing.T) {
+func TestInvalidDataDisks(t *testing.T) {
 	for name, change := range map[string]func(root string, opt *Options){
 		"a link":    func(_ string, opt *Options) { opt.Recipe.Disks[0].Mount = "/link" },
 		"a file":    func(_ string, opt *Options) { opt.Recipe.Disks[0].Mount = "/srv/data/deep/file" },
@@ -100,11 +100,11 @@ func TestDataDisksThatCannotBeMade(t *testing.T) {
 			path := opt.Data["data"]
 			change(root, &opt)
 			if err := dataDisks(t.Context(), opt, root); err == nil {
-				t.Error("it was made")
+				t.Error("dataDisks: got no error")
 			}
 			for _, p := range []string{path, path + ".small", path + ".raw", path + ".small.raw"} {
 				if _, err := os.Stat(p); !errors.Is(err, fs.ErrNotExist) {
-					t.Errorf("%s is left: %v", filepath.Base(p), err)
+					t.Errorf("%s exists after the error: %v", filepath.Base(p), err)
 				}
 			}
 		})

@@ -18,26 +18,26 @@ import (
 	"github.com/pandastack/pandastack/internal/lib/command"
 )
 
-// fetcher brings parts from registries into a directory, through the programs that the machine has for it.
+// fetcher fetches parts from registries into a directory, with the machine's own programs.
 type fetcher struct {
-	dir  string // of what was fetched, kept
-	work string // directory for what is in between
+	dir  string // of fetched content, kept
+	work string // directory for temporary files
 	log  command.Log
-	// limit is the time that one part may take to come.
+	// limit is how long fetching one part may take.
 	limit time.Duration
 }
 
 // fetchLimit is the limit of parts, many of which have some hundred MiB.
 const fetchLimit = 20 * time.Minute
 
-// remedies say where each kind of part comes from.
+// remedies describe the source of each kind of part.
 var remedies = map[string]string{
 	"npm":    "it comes from the registry that npm names here: npm config get registry",
 	"go":     "it comes from where go looks here: go env GOPROXY",
 	"wheels": "they come from the index that pip names here: pip3 config list",
 }
 
-// fetch runs what fetches a part.
+// fetch runs the function that fetches a part.
 func (f fetcher) fetch(ctx context.Context, kind, key string, do func(ctx context.Context) error) error {
 	f.log.Printf("fetch %s %s", kind, key)
 	if err := within(ctx, f.limit, "it did not come", do); err != nil {
@@ -46,7 +46,7 @@ func (f fetcher) fetch(ctx context.Context, kind, key string, do func(ctx contex
 	return nil
 }
 
-// need answers an error with a remedy when a program is missing.
+// need returns an error with a remedy if a program is missing.
 func need(program, remedy string) error {
 	if _, err := exec.LookPath(program); err != nil {
 		return fmt.Errorf("%w: %s", err, remedy)
@@ -54,14 +54,14 @@ func need(program, remedy string) error {
 	return nil
 }
 
-// path is where what key names is kept.
+// path returns the path of the content that key identifies.
 func (f fetcher) path(kind, key string) string {
 	sum := sha256.Sum256([]byte(key))
 	return filepath.Join(f.dir, kind+"-"+hex.EncodeToString(sum[:12]))
 }
 
-// keep answers the path of what key names. It is fetched unless it is there, and verified in either case:
-// what does not pass is removed.
+// keep returns the path of the content that key identifies. It fetches the content if it is missing, and verifies it
+// in either case: content that fails verification is removed.
 func (f fetcher) keep(
 	ctx context.Context,
 	kind, key string,
@@ -82,19 +82,19 @@ func (f fetcher) keep(
 	return path, nil
 }
 
-// scratch makes an empty directory and calls do with the options of a program that works in it. What the program
-// keeps for a while is there too: one that is killed removes nothing.
+// scratch makes an empty directory and calls do with the options of a program that works in it. The program's
+// temporary files are in it too, since a killed program removes none.
 func (f fetcher) scratch(do func(opt command.Options) error) (err error) {
 	dir, err := os.MkdirTemp(f.work, "fetch-")
 	if err != nil {
 		return err
 	}
-	// Go makes what it unpacks read-only, directories too, and root removes them all the same.
+	// Go makes unpacked files read-only, and directories too; root removes them all the same.
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	return do(command.Options{Dir: dir, Log: f.log, Env: []string{"TMPDIR=" + dir}})
 }
 
-// npm brings the archive of a package.
+// npm fetches the archive of a package.
 func (f fetcher) npm(ctx context.Context, p recipe.Part) (string, error) {
 	key := p.NPM + "@" + p.Version
 	return f.keep(ctx, "npm", key, func(ctx context.Context, to string) error {
@@ -102,7 +102,7 @@ func (f fetcher) npm(ctx context.Context, p recipe.Part) (string, error) {
 			return err
 		}
 		return f.scratch(func(opt command.Options) error {
-			// Without a package of its own around it and with no scripts: it only fetches.
+			// Without a package of its own around it and without scripts: it only fetches.
 			out, err := command.Output(
 				ctx,
 				opt,
@@ -127,7 +127,7 @@ func (f fetcher) npm(ctx context.Context, p recipe.Part) (string, error) {
 	}, func(path string) error { return verifyIntegrity(path, p.Hash) })
 }
 
-// npmError is what npm tells of a failure, nil if it tells nothing.
+// npmError returns the error that npm reports in its output, nil if there is none.
 func npmError(out string) error {
 	var told struct {
 		Error struct{ Summary string }
@@ -138,7 +138,7 @@ func npmError(out string) error {
 	return fmt.Errorf("%.1000s", told.Error.Summary)
 }
 
-// module brings the archive of a Go module.
+// module fetches the archive of a Go module.
 func (f fetcher) module(ctx context.Context, p recipe.Part) (string, error) {
 	key := p.Go + "@" + p.Version
 	return f.keep(ctx, "go", key, func(ctx context.Context, to string) error {
@@ -169,12 +169,11 @@ func (f fetcher) module(ctx context.Context, p recipe.Part) (string, error) {
 	}, func(path string) error { return verifySum(path, p.Hash) })
 }
 
-// platforms are the names by which wheels for this processor go, for C libraries that every supported
-// distribution has.
+// platforms are the names of this processor in wheels, for C libraries that every supported distribution has.
 var platforms = map[string]string{"amd64": "x86_64", "arm64": "aarch64"}
 
-// wheels brings the wheels that a file pins, for the guest's version of Python, and answers the directory
-// they are in, which all recipes share. pip checks the hash of every one, also of those that are there already.
+// wheels fetches the wheels that a file pins, for the guest's version of Python, and returns their directory, which
+// all recipes share. pip checks the hash of every wheel, including cached ones.
 func (f fetcher) wheels(ctx context.Context, requirements []byte, python, arch string) (string, error) {
 	if err := need("pip3", "install pip for Python 3, which knows where packages come from here"); err != nil {
 		return "", err
@@ -215,7 +214,7 @@ func (f fetcher) wheels(ctx context.Context, requirements []byte, python, arch s
 		return nil
 	})
 	if err != nil {
-		_ = os.Remove(dir) // what came is kept; nothing is not
+		_ = os.Remove(dir) // wheels that arrived are kept; an empty directory is removed
 	}
 	return dir, err
 }
@@ -223,7 +222,7 @@ func (f fetcher) wheels(ctx context.Context, requirements []byte, python, arch s
 // batch is how many wheels are fetched at once: pip keeps none of them before it has all.
 const batch = 8
 
-// batches cuts a file of pins into such with few. One that says more than pins stays as it is.
+// batches splits a file of pins into files with few. A file that contains more than pins is not split.
 func batches(requirements string) []string {
 	var all []string
 	begun, pins := false, 0
@@ -241,12 +240,12 @@ func batches(requirements string) []string {
 			pins++
 		}
 		all[len(all)-1] += text + "\n"
-		begun = strings.HasSuffix(text, "\\") // the pin goes on
+		begun = strings.HasSuffix(text, "\\") // the pin continues on the next line
 	}
 	return all
 }
 
-// pythonOf gives the version of Python 3 that a root file system has, as "3.11".
+// pythonOf returns the version of Python 3 in a root file system, as "3.11".
 func pythonOf(root string) (string, error) {
 	target, err := os.Readlink(filepath.Join(root, "usr/bin/python3"))
 	if err != nil {
@@ -257,7 +256,7 @@ func pythonOf(root string) (string, error) {
 	}
 	version, ok := strings.CutPrefix(filepath.Base(target), "python")
 	if !ok || version == "" {
-		return "", fmt.Errorf("the root file system's python3 is %q, which does not say its version", target)
+		return "", fmt.Errorf("the root file system's python3 is %q, which does not contain its version", target)
 	}
 	return version, nil
 }

@@ -12,8 +12,8 @@ import (
 	"github.com/pandastack/pandastack/internal/lib/command"
 )
 
-// mounts give what runs in the root the file systems that programs expect. They are in a namespace of
-// their own and end with it.
+// mounts gives programs in the root the file systems that they expect. The mounts are in a namespace of their own and
+// end with it.
 const mounts = `#!/bin/sh
 # Finishes a root file system. The only argument is its directory.
 set -eu
@@ -24,14 +24,15 @@ mount -t tmpfs tmpfs "$1/run"
 mount -t tmpfs tmpfs "$1/tmp"
 `
 
-// prologue is the same in every template. There is no service manager: the guest agent is the first
-// process. Host name, machine id and name servers are placeholders that it replaces after every start.
+// prologue is the same in every template. It sets up no service manager: the guest agent is the first process. Host
+// name, machine ID and name servers are placeholders that the agent replaces after every start.
 //
-// Every command of E2B's clients is run by a login shell, so that what the login files do is paid for by every
-// command. Those written here do what the distribution's do, in the same order and in fewer steps, and start no
-// program to learn what bash knows.
+// Clients of E2B run every command in a login shell, so every command pays for the login files. The ones written here
+// do the same as the distribution's, in the same order and in fewer steps, and start no program for values that bash
+// knows.
 const prologue = `chroot "$1" /bin/sh -eu <<'END_OF_FINISH'
-export DEBIAN_FRONTEND=noninteractive HOME=/root LC_ALL=C.UTF-8 PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+export DEBIAN_FRONTEND=noninteractive HOME=/root LC_ALL=C.UTF-8 ` +
+	`PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 unset TMPDIR
 echo sandbox > /etc/hostname
 printf '127.0.0.1 localhost sandbox\n::1 localhost ip6-localhost ip6-loopback\n' > /etc/hosts
@@ -68,22 +69,25 @@ rm -rf /root/.cache /var/lib/apt/lists/* /var/log/*.log /var/log/apt /var/cache/
 END_OF_FINISH
 `
 
-// addUser makes the user with the first ordinary id, whoever had it, and lets it become root without a
-// password: the border of a sandbox is its machine.
-const addUser = `useradd --create-home --uid 1000 --user-group --shell "$([ -x /bin/bash ] && echo /bin/bash || echo /bin/sh)" %[1]s
+// addUser makes the user with the first ordinary ID, removing any other owner of it, and lets it become root without
+// a password: the isolation of a sandbox is its machine.
+const addUser = `useradd --create-home --uid 1000 --user-group ` +
+	`--shell "$([ -x /bin/bash ] && echo /bin/bash || echo /bin/sh)" %[1]s
 if [ -d /etc/sudoers.d ]; then
 	printf '%[1]s ALL=(ALL:ALL) NOPASSWD: ALL\n' > /etc/sudoers.d/%[1]s
 	chmod 0440 /etc/sudoers.d/%[1]s
 fi
 `
 
-// wheelInstall installs pinned wheels with the root's own Python and compiles them. The root's Python may
-// be one that the distribution keeps to itself; a sandbox is nobody's system.
-const wheelInstall = `python3 -m pip install --quiet --no-index --no-deps --require-hashes --root-user-action=ignore --no-warn-script-location --find-links /run/wheels%[1]d -r /run/wheels%[1]d.txt%[2]s
+// wheelInstall installs pinned wheels with the root's own Python and compiles them. The distribution may reserve that
+// Python for itself, which does not matter in a sandbox.
+const wheelInstall = `python3 -m pip install --quiet --no-index --no-deps --require-hashes ` +
+	`--root-user-action=ignore --no-warn-script-location ` +
+	`--find-links /run/wheels%[1]d -r /run/wheels%[1]d.txt%[2]s
 `
 
-// finish turns a root file system of packages and parts into the recipe's. It runs without a network, in
-// namespaces of its own: whatever happens to it, nothing of it is left once it has ended.
+// finish turns a root file system of packages and parts into the recipe's. It runs without a network, in namespaces
+// of its own, which end with it, whatever happens.
 func finish(ctx context.Context, r recipe.Recipe, houses []wheelhouse, work string, log command.Log) error {
 	script := filepath.Join(work, "finish.sh")
 	if err := os.WriteFile(script, []byte(finishScript(r, houses)), 0o755); err != nil {
@@ -101,15 +105,16 @@ func finish(ctx context.Context, r recipe.Recipe, houses []wheelhouse, work stri
 	return command.Run(ctx, opt, script, filepath.Join(work, "root"))
 }
 
-// finishScript is the script of finish. The recipe's own commands run last; the mark they cannot contain
-// ends the text that is passed to the shell inside.
+// finishScript returns the script of finish. The recipe's own commands run last; the text passed to the inner shell
+// ends with a mark that they cannot contain.
 func finishScript(r recipe.Recipe, houses []wheelhouse) string {
 	var b strings.Builder
 	b.WriteString(mounts)
 	for i, h := range houses {
 		fmt.Fprintf(
 			&b,
-			"mkdir \"$1/run/wheels%[1]d\"\nmount --bind %[2]s \"$1/run/wheels%[1]d\"\ncp %[3]s \"$1/run/wheels%[1]d.txt\"\n",
+			"mkdir \"$1/run/wheels%[1]d\"\nmount --bind %[2]s \"$1/run/wheels%[1]d\"\ncp %[3]s "+
+				"\"$1/run/wheels%[1]d.txt\"\n",
 			i,
 			quote(h.dir),
 			quote(h.list),
@@ -143,11 +148,12 @@ func finishScript(r recipe.Recipe, houses []wheelhouse) string {
 	return b.String()
 }
 
-// fstab is the line of a data disk. The guest agent mounts it, without reading that.
+// fstab returns the line of a data disk, for programs that read it. The guest agent mounts the disk without reading
+// it.
 func fstab(i int, d recipe.Disk) string {
 	options := strings.Join(append([]string{"defaults"}, d.Options...), ",")
 	return fmt.Sprintf("/dev/vd%c %s ext4 %s 0 2", 'b'+rune(i), d.Mount, options)
 }
 
-// quote makes one word of the shell out of any text.
+// quote returns any text as one word of the shell.
 func quote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }

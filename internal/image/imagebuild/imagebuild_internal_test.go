@@ -56,18 +56,20 @@ func TestChooseOrigin(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			suite, lines, err := chooseOrigin(r.d, r.host, known)
 			if suite != r.suite || !slices.Equal(lines, r.lines) || (err == nil) != (r.lines != nil) {
-				t.Errorf("got %q %q, %v; want %q %q", suite, lines, err, r.suite, r.lines)
+				t.Errorf("chooseOrigin: got %q, %q, %v, want %q, %q", suite, lines, err, r.suite, r.lines)
 			}
 		})
 	}
 }
 
-// TestSourcesOfVariants shows where the packages of variants come from that need what only the machine knows.
+// TestSourcesOfVariants checks the package sources of variants that need values from the machine.
 func TestSourcesOfVariants(t *testing.T) {
 	all, err := recipe.Builtin(recipe.Options{Params: map[string]string{
 		"base.ubuntu-24.04.mirror": "http://u.example/ubuntu", "base.ubuntu-24.04.keyring": "/u.gpg",
 		"postgres-16.ubuntu-24.04.mirror": "http://u.example/ubuntu", "postgres-16.ubuntu-24.04.keyring": "/u.gpg",
-		"postgres-16.pgdg.pgdg_mirror": "http://p.example/apt", "postgres-16.pgdg.pgdg_suite": "bookworm-pgdg", "postgres-16.pgdg.pgdg_keyring": "/p.gpg",
+		"postgres-16.pgdg.pgdg_mirror":  "http://p.example/apt",
+		"postgres-16.pgdg.pgdg_suite":   "bookworm-pgdg",
+		"postgres-16.pgdg.pgdg_keyring": "/p.gpg",
 	}})
 	if err != nil {
 		t.Fatal(err)
@@ -90,12 +92,14 @@ deb [signed-by=/p.gpg] http://p.example/apt bookworm-pgdg main`,
 	} {
 		suite, lines, err := chooseOrigin(all[name].Distribution, host, known)
 		if got := strings.Join(append([]string{suite}, lines...), "\n"); got != want || len(all[name].Missing) != 0 {
-			t.Errorf("%s has the sources\n%s\n(%v), want\n%s\nand lacks %v", name, got, err, want, all[name].Missing)
+			t.Errorf("%s: got sources\n%s\n(%v), want\n%s\nmissing parameters %v", name, got, err, want,
+				all[name].Missing)
 		}
 	}
 }
 
-// The script is run for real with a stand-in for chroot that shows what would be run inside.
+// TestFinishPassesTextUnchanged runs the script with a stand-in for chroot that prints the commands for the inner
+// shell.
 func TestFinishPassesTextUnchanged(t *testing.T) {
 	r := recipe.Recipe{
 		User:    "user",
@@ -125,7 +129,9 @@ func TestFinishPassesTextUnchanged(t *testing.T) {
 		"/the/root /bin/sh -eu\n",
 		"useradd --create-home --uid 1000",
 		`mkdir -p '/home/it'\''s $HOME'` + "\n",
-		`mkdir -p '/it'\''s data'` + "\n" + `printf '%s\n' '/dev/vdb /it'\''s data ext4 defaults,noatime 0 2' >> /etc/fstab` + "\n" + `chown user:user '/it'\''s data'` + "\n",
+		`mkdir -p '/it'\''s data'` + "\n" +
+			`printf '%s\n' '/dev/vdb /it'\''s data ext4 defaults,noatime 0 2' >> /etc/fstab` + "\n" +
+			`chown user:user '/it'\''s data'` + "\n",
 		"sh -eu -c 'echo \"a  b\" '\\''c'\\'' $X `d`\nsecond line'\n",
 	} {
 		if !strings.Contains(got, want) {
@@ -133,7 +139,7 @@ func TestFinishPassesTextUnchanged(t *testing.T) {
 		}
 	}
 	if strings.Contains(got, "END_OF_FINISH") {
-		t.Error("the end of the text was not seen")
+		t.Error("the script does not contain the end of the text")
 	}
 }
 
@@ -148,19 +154,19 @@ func TestTrimRemovesOldest(t *testing.T) {
 		t.Fatal(err)
 	}
 	if left, _ := filepath.Glob(filepath.Join(dir, "*.deb")); len(left) != 2 {
-		t.Errorf("left %v although all fitted", left)
+		t.Errorf("trim of a cache that fits: got %v left", left)
 	}
 	if err := trim(dir, 0); err != nil {
 		t.Fatal(err)
 	}
 	if left, _ := filepath.Glob(filepath.Join(dir, "*")); len(left) != 1 || filepath.Base(left[0]) != "keep" {
-		t.Errorf("left %v, want what is no package", left)
+		t.Errorf("trim: got %v left, want the file that is not a package", left)
 	}
 }
 
 func TestUUID(t *testing.T) {
 	a, b := uuid("a"), uuid("b")
 	if a == b || len(a) != 36 || a[14] != '4' || uuid("a") != a {
-		t.Errorf("identifiers %s and %s", a, b)
+		t.Errorf("got identifiers %s and %s", a, b)
 	}
 }

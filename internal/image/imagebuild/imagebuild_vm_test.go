@@ -63,70 +63,70 @@ func TestBuild(t *testing.T) {
 	extents, _ := disk.Extents(opt.Image)
 	t.Logf("%v, %d MiB of %d, %d extents, %v", time.Since(began), own>>20, apparent>>20, extents, err)
 	if apparent != int64(opt.Recipe.DiskMiB)<<20 {
-		t.Errorf("image has %d bytes", apparent)
+		t.Errorf("got an image of %d bytes", apparent)
 	}
 	if extents > 100 {
-		t.Errorf("image has %d extents, and a clone pays for each", extents)
+		t.Errorf("got an image of %d extents, each of which makes a clone slower", extents)
 	}
 	if _, err := os.Stat(opt.Work); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("the work directory stayed: %v", err)
+		t.Errorf("the work directory exists after the build: %v", err)
 	}
 	if kept, _ := filepath.Glob(filepath.Join(opt.Cache, "*.deb")); len(kept) == 0 {
-		t.Error("no package stayed in the cache")
+		t.Error("the cache is empty after the build")
 	}
 	check(t, opt.Image)
 	checkPython(t, opt.Image)
 	if strings.Join(steps, " ") != "rootfs image" {
-		t.Errorf("steps %v", steps)
+		t.Errorf("got steps %v", steps)
 	}
 }
 
 func check(t *testing.T, image string) {
 	t.Helper()
 	if out, err := exec.Command("e2fsck", "-fn", image).CombinedOutput(); err != nil {
-		t.Errorf("file system is not clean: %v: %s", err, out)
+		t.Errorf("the file system is not clean: %v: %s", err, out)
 	}
 	if s := debugfs(t, image, "cat /etc/passwd"); !strings.Contains(s, "user:x:1000:1000::/home/user:/bin/bash") {
-		t.Errorf("passwd holds %q", s)
+		t.Errorf("got passwd %q", s)
 	}
 	if s := debugfs(t, image, "stat /home/user"); !strings.Contains(s, "User:  1000") {
-		t.Errorf("home is not the user's: %q", s)
+		t.Errorf("the home directory does not belong to the user: %q", s)
 	}
 	if s := debugfs(t, image, "cat /etc/sudoers.d/user"); !strings.Contains(s, "NOPASSWD") {
-		t.Errorf("sudo wants a password: %q", s)
+		t.Errorf("sudo asks for a password: %q", s)
 	}
 	if s := debugfs(t, image, "cat /etc/machine-id"); s != "" {
-		t.Errorf("machine-id is %q", s)
+		t.Errorf("got machine-id %q", s)
 	}
 	if s := debugfs(t, image, "stat /etc/resolv.conf"); !strings.Contains(s, "Type: regular") {
-		t.Errorf("resolv.conf is no file: %q", s)
+		t.Errorf("resolv.conf is not a regular file: %q", s)
 	}
 	if s := debugfs(t, image, "ls /var/lib/apt/lists"); strings.Contains(s, "Packages") {
-		t.Errorf("package lists stayed in the image: %q", s)
+		t.Errorf("the image contains package lists: %q", s)
 	}
 	if s := debugfs(t, image, "ls /var/cache/apt/archives"); strings.Contains(s, ".deb") {
-		t.Errorf("packages stayed in the image: %q", s)
+		t.Errorf("the image contains packages: %q", s)
 	}
 }
 
 var pythonDir = regexp.MustCompile(`python3\.[0-9]+`)
 
-// checkPython wants compiled modules that are checked by the time of their source. Those that are checked
-// by its content, as reproducible builds make them, cost every start of Python a read of every source.
+// checkPython checks that compiled modules are validated by the time of their source. Modules validated by content,
+// as in reproducible builds, make every start of Python read every source.
 func checkPython(t *testing.T, image string) {
 	t.Helper()
 	dir := pythonDir.FindString(debugfs(t, image, "ls /usr/lib"))
 	tag := "cpython-" + strings.ReplaceAll(strings.TrimPrefix(dir, "python"), ".", "")
 	data := debugfs(t, image, "cat /usr/lib/"+dir+"/__pycache__/os."+tag+".pyc")
 	if len(data) < 16 || data[4:8] != "\x00\x00\x00\x00" {
-		t.Fatalf("os.pyc of %s has %d bytes and the flags %x", dir, len(data), data[4:min(8, len(data))])
+		t.Fatalf("os.pyc of %s: got %d bytes with flags %x", dir, len(data), data[4:min(8, len(data))])
 	}
 	source := debugfs(t, image, "stat /usr/lib/"+dir+"/os.py")
 	if want := fmt.Sprintf("mtime: 0x%08x", binary.LittleEndian.Uint32([]byte(data[8:12]))); !strings.Contains(
 		source,
 		want,
 	) {
-		t.Errorf("os.pyc was made from another os.py: want %s in %s", want, source)
+		t.Errorf("os.pyc was compiled from another os.py: want %s in %s", want, source)
 	}
 }
 
@@ -136,7 +136,7 @@ func TestBuildFailureLeavesNothing(t *testing.T) {
 	opt.Recipe.Distribution.Suite = "no-such-suite"
 	err := imagebuild.Build(t.Context(), opt)
 	if err == nil || !strings.Contains(err.Error(), "Release") {
-		t.Errorf("error %v, want the package manager's words", err)
+		t.Errorf("Build: got error %v, want the package manager's text", err)
 	}
 	clean(t, dir, opt)
 }
@@ -152,7 +152,7 @@ func TestBuildCancelled(t *testing.T) {
 		}
 	}
 	if err := imagebuild.Build(ctx, opt); !errors.Is(err, cause) {
-		t.Errorf("error %v, want the cause", err)
+		t.Errorf("Build: got error %v, want the context's cause", err)
 	}
 	clean(t, dir, opt)
 }
@@ -161,11 +161,11 @@ func clean(t *testing.T, dir string, opt imagebuild.Options) {
 	t.Helper()
 	for _, p := range []string{opt.Work, opt.Image, opt.Image + ".raw"} {
 		if _, err := os.Lstat(p); !errors.Is(err, fs.ErrNotExist) {
-			t.Errorf("%s stayed: %v", p, err)
+			t.Errorf("%s exists after the build: %v", p, err)
 		}
 	}
 	mounts, err := os.ReadFile("/proc/self/mounts")
 	if err != nil || strings.Contains(string(mounts), dir) {
-		t.Errorf("something is mounted below %s: %v", dir, err)
+		t.Errorf("mounts are left below %s: %v", dir, err)
 	}
 }

@@ -21,8 +21,8 @@ type wheelhouse struct {
 	to   string // directory in the root; empty: the root's own Python
 }
 
-// parts puts a recipe's parts into a root file system. Wheels are only fetched: they are installed by the
-// root's own Python.
+// parts adds a recipe's parts to a root file system. It only fetches wheels, which are installed by the root's own
+// Python.
 func parts(
 	ctx context.Context,
 	r recipe.Recipe,

@@ -21,7 +21,7 @@ import (
 	"github.com/pandastack/pandastack/internal/image/recipe"
 )
 
-// archive makes a package as npm has it.
+// archive makes a package in npm's format.
 func archive(t testing.TB, headers ...tar.Header) []byte {
 	t.Helper()
 	var out bytes.Buffer
@@ -71,8 +71,8 @@ func write(t testing.TB, path string, data []byte, mode fs.FileMode) {
 	must(t, os.WriteFile(path, data, mode))
 }
 
-// programs puts stand-ins for the machine's npm and go first in PATH. Each copies an archive to where the real
-// one would leave it and counts its calls.
+// programs puts stand-ins for the machine's npm and go first in PATH. Each copies an archive to where the real one
+// would leave it and counts its calls.
 func programs(t *testing.T, npm, mod []byte) (dir string) {
 	t.Helper()
 	dir = t.TempDir()
@@ -122,32 +122,34 @@ func TestParts(t *testing.T) {
 		},
 	}
 	keep := filepath.Join(t.TempDir(), "keep")
-	for range 2 { // the second finds the archives kept
+	for range 2 { // the second round finds the archives in the cache
 		root := t.TempDir()
 		if _, err := parts(t.Context(), r, root, t.TempDir(), keep, nil); err != nil {
 			t.Fatal(err)
 		}
 		for path, want := range map[string]string{
-			"opt/p/bin/p": "-rwxr-xr-x package/bin/p", "opt/p/README": "-rw-r--r-- package/README", "usr/local/m/x": "-rwxr-xr-x \x7fELF m.example/m@v1.0.0/x",
-			"etc/f": "-rw-r--r-- text", recipe.CheckPath: "-rwxr-xr-x proof",
+			"opt/p/bin/p":   "-rwxr-xr-x package/bin/p",
+			"opt/p/README":  "-rw-r--r-- package/README",
+			"usr/local/m/x": "-rwxr-xr-x \x7fELF m.example/m@v1.0.0/x",
+			"etc/f":         "-rw-r--r-- text", recipe.CheckPath: "-rwxr-xr-x proof",
 		} {
 			data, err := os.ReadFile(filepath.Join(root, path))
 			must(t, err)
 			info, err := os.Stat(filepath.Join(root, path))
 			must(t, err)
 			if got := info.Mode().String() + " " + string(data); got != want {
-				t.Errorf("%s is %q, want %q", path, got, want)
+				t.Errorf("%s: got %q, want %q", path, got, want)
 			}
 		}
 	}
 	calls, err := os.ReadFile(filepath.Join(dir, "calls"))
 	if err != nil || strings.Count(string(calls), "\n") != 2 || !strings.Contains(string(calls), "--ignore-scripts") {
-		t.Errorf("calls %q, %v", calls, err)
+		t.Errorf("got calls %q, %v", calls, err)
 	}
 }
 
-// What came and is not what the recipe names is not used and not kept.
-func TestPartsRefuseAnotherContent(t *testing.T) {
+// TestPartsRefuseOtherContent checks that content that does not match the recipe's hash is neither used nor kept.
+func TestPartsRefuseOtherContent(t *testing.T) {
 	npm, mod := archive(t, tar.Header{Name: "package/a"}), module(t, "m.example/m@v1/a")
 	programs(t, npm, mod)
 	for _, p := range []recipe.Part{
@@ -157,33 +159,36 @@ func TestPartsRefuseAnotherContent(t *testing.T) {
 		root, keep := t.TempDir(), t.TempDir()
 		_, err := parts(t.Context(), recipe.Recipe{Parts: []recipe.Part{p}}, root, t.TempDir(), keep, nil)
 		if !errors.Is(err, ErrHash) {
-			t.Errorf("%+v: %v, want ErrHash", p, err)
+			t.Errorf("part %+v: got error %v, want ErrHash", p, err)
 		}
 		for _, dir := range []string{root, keep} {
 			if left, err := os.ReadDir(dir); err != nil || len(left) != 0 {
-				t.Errorf("%v is left, %v", left, err)
+				t.Errorf("got cache %v, %v, want it empty", left, err)
 			}
 		}
 	}
 }
 
-func TestPartsSayWhatIsMissing(t *testing.T) {
+func TestPartsReportMissingPrograms(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
-	for program, p := range map[string]recipe.Part{"npm": {NPM: "p", Version: "1", To: "/p"}, "Go": {Go: "a.example/b", Version: "v1", To: "/p"}} {
+	for program, p := range map[string]recipe.Part{
+		"npm": {NPM: "p", Version: "1", To: "/p"},
+		"Go":  {Go: "a.example/b", Version: "v1", To: "/p"},
+	} {
 		_, err := parts(t.Context(), recipe.Recipe{Parts: []recipe.Part{p}}, t.TempDir(), t.TempDir(), t.TempDir(), nil)
 		if err == nil || !strings.Contains(err.Error(), "install "+program) {
-			t.Errorf("%s: %v", program, err)
+			t.Errorf("%s: got error %v", program, err)
 		}
 	}
 	root := t.TempDir()
 	_, err := parts(t.Context(), recipe.Recipe{Parts: []recipe.Part{{PyPI: "r"}}}, root, t.TempDir(), t.TempDir(), nil)
 	if err == nil || !strings.Contains(err.Error(), "add the package python3") {
-		t.Errorf("a root without Python: %v", err)
+		t.Errorf("a root without Python: got error %v", err)
 	}
 	must(t, os.MkdirAll(filepath.Join(root, "usr/bin"), 0o755))
 	must(t, os.Symlink("python3.12", filepath.Join(root, "usr/bin/python3")))
 	if v, err := pythonOf(root); err != nil || v != "3.12" {
-		t.Errorf("Python %q, %v", v, err)
+		t.Errorf("pythonOf: got %q, %v", v, err)
 	}
 }
 
@@ -200,18 +205,18 @@ func TestBatches(t *testing.T) {
 		want = append(want, strings.Join(part, ""))
 	}
 	if got := batches("# pins\n\n" + strings.Join(pins, "") + "  # end"); !slices.Equal(got, want) {
-		t.Errorf("batches %q, want %q", got, want)
+		t.Errorf("batches: got %q, want %q", got, want)
 	}
 	if got := batches("--pre\na==1\n"); len(got) != 1 || got[0] != "--pre\na==1\n" {
-		t.Errorf("what says more than pins became %q", got)
+		t.Errorf("batches of a file with more than pins: got %q", got)
 	}
 	if got := batches("# nothing\n"); len(got) != 0 {
-		t.Errorf("nothing became %q", got)
+		t.Errorf("batches of an empty file: got %q", got)
 	}
 }
 
-// Archives come from registries. Nothing in them reaches outside of the directory they are unpacked into,
-// and neither does a link that another part has left in the root.
+// TestUnpackStaysInside checks that no entry of an archive, which comes from a registry, leaves the directory it is
+// unpacked into, and that a link that another part left in the root does not lead out either.
 func TestUnpackStaysInside(t *testing.T) {
 	for name, data := range map[string][]byte{
 		"parent":   archive(t, tar.Header{Name: "package/../../../escaped"}),
@@ -232,7 +237,7 @@ func TestUnpackStaysInside(t *testing.T) {
 			defer r.Close()
 			err = newTree(t.Context(), r, "/opt/p").tgz(file)
 			if found, _ := filepath.Glob(filepath.Join(outer, "*scaped")); err == nil || len(found) != 0 {
-				t.Errorf("unpacked: %v; outside: %v", err, found)
+				t.Errorf("tgz: got error %v, files outside: %v", err, found)
 			}
 		})
 	}
@@ -244,7 +249,7 @@ func TestUnpackStaysInside(t *testing.T) {
 	must(t, err)
 	defer r.Close()
 	if err := newTree(t.Context(), r, "/opt").file("x", false, strings.NewReader("x")); err == nil {
-		t.Error("wrote through a link that leads out")
+		t.Error("tgz wrote through a link that leads out")
 	}
 }
 
@@ -256,13 +261,13 @@ func TestUnpackModuleStaysInside(t *testing.T) {
 		r, err := os.OpenRoot(root)
 		must(t, err)
 		if err := newTree(t.Context(), r, "/m").zip(file, "m@v1"); err == nil {
-			t.Errorf("%s: unpacked", name)
+			t.Errorf("zip of %s: got no error", name)
 		}
 		must(t, r.Close())
 	}
 }
 
-func TestUnpackEndsWithItsContext(t *testing.T) {
+func TestUnpackEndsWithContext(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cause := errors.New("enough")
 	cancel(cause)
@@ -270,7 +275,7 @@ func TestUnpackEndsWithItsContext(t *testing.T) {
 	must(t, err)
 	defer r.Close()
 	if err := newTree(ctx, r, "/x").file("a", false, strings.NewReader("")); !errors.Is(err, cause) {
-		t.Errorf("error %v, want the cause", err)
+		t.Errorf("tgz: got error %v, want the context's cause", err)
 	}
 }
 
@@ -289,12 +294,12 @@ func FuzzTgz(f *testing.F) {
 		r, err := os.OpenRoot(root)
 		must(t, err)
 		defer r.Close()
-		_ = newTree(t.Context(), r, "/opt/p").tgz(file) // whatever it says, nothing is outside
+		_ = newTree(t.Context(), r, "/opt/p").tgz(file) // whatever it returns, no file may be outside
 		if left, err := os.ReadDir(outer); err != nil || len(left) != 2 {
-			t.Errorf("%v, %v", left, err)
+			t.Errorf("got files %v, %v", left, err)
 		}
 		if left, err := os.ReadDir(root); err != nil || len(left) > 1 {
-			t.Errorf("%v, %v", left, err)
+			t.Errorf("got files %v, %v", left, err)
 		}
 	})
 }

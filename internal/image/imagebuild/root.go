@@ -16,16 +16,16 @@ import (
 	"github.com/pandastack/pandastack/internal/lib/command"
 )
 
-// Root makes the root file system of a recipe as the directory work/root. cache is a directory of
-// packages and parts that is read and added to; empty means none. The caller removes work, also after an error:
-// nothing is mounted below it any more.
+// Root makes the root file system of a recipe in the directory work/root. cache is a directory of packages and parts
+// that is read and added to; empty means none. The caller removes work, also after an error: no mounts are left below
+// it.
 func Root(ctx context.Context, r recipe.Recipe, work, cache string, log command.Log) (err error) {
 	if os.Geteuid() != 0 {
-		return errors.New("build root file system: root is needed to make files of other users; run as root")
+		return errors.New("build root file system: files of other users need root; run as root")
 	}
 	if len(r.Missing) > 0 {
 		return fmt.Errorf(
-			"build root file system: template %s needs values that only this machine can give: name them in the setting templates.params: %s",
+			"build root file system: template %s needs values from this machine: set them in templates.params: %s",
 			r.Name,
 			r.Name+"."+strings.Join(r.Missing, ", "+r.Name+"."),
 		)
@@ -48,8 +48,8 @@ func Root(ctx context.Context, r recipe.Recipe, work, cache string, log command.
 		Log:   log,
 		Stdin: strings.Join(sources, "\n") + "\n",
 		Env:   []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "TMPDIR=" + work},
-		// Mounts and processes in namespaces of their own: whatever happens to mmdebstrap, nothing of it
-		// is left once it has ended, and nothing it would still do runs on.
+		// Mounts and processes are in namespaces of their own: whatever happens to mmdebstrap, no mount or process of
+		// it remains after its end.
 		Attr: &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS, Cloneflags: syscall.CLONE_NEWPID},
 		Kill: true,
 	}
@@ -80,17 +80,17 @@ func Root(ctx context.Context, r recipe.Recipe, work, cache string, log command.
 	return nil
 }
 
-// packagesLimit bounds what all packages of a root file system may take to come and be unpacked.
+// packagesLimit is how long fetching and unpacking all packages of a root file system may take.
 const packagesLimit = time.Hour
 
-// within runs do with at most so much time; late says in an error what has not happened then.
+// within runs do with a time limit; late names the delayed work in the error.
 func within(ctx context.Context, limit time.Duration, late string, do func(context.Context) error) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("%s within %s", late, limit))
 	defer cancel()
 	return do(ctx)
 }
 
-// mirrorHint says where the packages were to come from, and how to have them come from another place.
+// mirrorHint describes the sources of the packages, and how to change them.
 func mirrorHint(r recipe.Recipe, sources []string) string {
 	var params []string
 	for _, p := range r.Params {
@@ -108,15 +108,15 @@ func mirrorHint(r recipe.Recipe, sources []string) string {
 func arguments(r recipe.Recipe) []string {
 	args := []string{
 		"--mode=root", "--format=directory", "--variant=" + r.Distribution.Variant,
-		// A source that answers nothing is given up after some minutes.
+		// After a source sends nothing for some minutes, apt fails.
 		"--aptopt=Acquire::Retries \"2\"",
 		"--aptopt=Acquire::http::Timeout \"30\"",
 		"--aptopt=Acquire::https::Timeout \"30\"",
 		"--aptopt=Acquire::Languages \"none\"",
 		"--aptopt=APT::Install-Recommends \"false\"",
-		// Its way to empty the lists is an update without sources, which must never meet the host's.
+		// mmdebstrap empties the lists by an update without sources, which must never run with the host's sources.
 		"--skip=cleanup/apt/lists",
-		// A tree that is thrown away on any error need not be on the medium file by file.
+		// The tree is discarded on any error, so it need not be durable file by file.
 		"--dpkgopt=force-unsafe-io",
 		"--dpkgopt=path-exclude=/usr/share/man/*",
 		"--dpkgopt=path-exclude=/usr/share/info/*",
@@ -130,8 +130,8 @@ func arguments(r recipe.Recipe) []string {
 	return args
 }
 
-// origin gives the suite and the source lines the packages come from: the recipe's mirror, else what
-// the machine itself uses for that suite.
+// origin returns the suite and the source lines of the packages: those of the recipe's mirror, otherwise those that
+// the machine itself uses for the suite.
 func origin(r recipe.Recipe) (suite string, lines []string, err error) {
 	host, err := apt.ReadDistribution("/")
 	if err != nil {
@@ -144,7 +144,7 @@ func origin(r recipe.Recipe) (suite string, lines []string, err error) {
 	return chooseOrigin(r.Distribution, host, known)
 }
 
-// chooseOrigin is origin on a machine that is host and has the sources known.
+// chooseOrigin is origin for a given host and its sources.
 func chooseOrigin(
 	d recipe.Distribution,
 	host apt.Distribution,
@@ -175,7 +175,7 @@ func chooseMain(
 	}
 	if suite == "" {
 		return "", nil, errors.New(
-			"build root file system: this machine does not say which release it is; set distribution.suite in the recipe",
+			"build root file system: the release of this machine is unknown; set distribution.suite in the recipe",
 		)
 	}
 	components := strings.Join(d.Components, " ")
@@ -200,13 +200,14 @@ func chooseMain(
 		}
 	}
 	if len(lines) == 0 && base.URI != "" {
-		// Another release than the host's lies on the same mirror.
+		// A release other than the host's is on the same mirror.
 		base.Suite = suite
 		lines = []string{sourceLine(base, components)}
 	}
 	if len(lines) == 0 {
 		return "", nil, fmt.Errorf(
-			"build root file system: this machine has no package source for %s; add one to apt, or set distribution.mirror in the recipe",
+			"build root file system: this machine has no package source for %s; "+
+				"add one to apt, or set distribution.mirror in the recipe",
 			suite,
 		)
 	}

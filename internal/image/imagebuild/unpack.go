@@ -14,14 +14,14 @@ import (
 	"strings"
 )
 
-// Bounds of an archive that becomes part of an image.
+// Limits of an archive that becomes part of an image.
 const (
 	maxUnpacked = 8 << 30 // bytes
 	maxEntries  = 200_000
 )
 
-// tree writes regular files below one directory of a root file system. It never leaves the root: a link
-// in it that leads out is an error.
+// tree writes regular files below one directory of a root file system. It never leaves the root: a link in it that
+// leads out is an error.
 type tree struct {
 	ctx     context.Context
 	root    *os.Root
@@ -77,7 +77,7 @@ func (t *tree) parents(dir string) error {
 	return nil
 }
 
-// tgz unpacks an archive as npm has it: everything is below one directory, which is left out.
+// tgz unpacks an archive of npm. All its files are below one directory, which is removed from the names.
 func (t *tree) tgz(file string) error {
 	f, err := os.Open(file)
 	if err != nil {
@@ -100,7 +100,7 @@ func (t *tree) tgz(file string) error {
 		switch {
 		case h.Typeflag == tar.TypeDir:
 		case h.Typeflag != tar.TypeReg || !below || path.IsAbs(h.Name):
-			return fmt.Errorf("the archive has %q, which is no file of a package", h.Name)
+			return fmt.Errorf("the archive contains %q, which is not a file of a package", h.Name)
 		default:
 			if err := t.file(name, h.Mode&0o111 != 0, r); err != nil {
 				return err
@@ -109,8 +109,8 @@ func (t *tree) tgz(file string) error {
 	}
 }
 
-// zip unpacks the archive of a Go module: everything is below prefix, which is left out. Such archives do
-// not say what is a program, so what begins like one is.
+// zip unpacks the archive of a Go module. All its files are below prefix, which is removed from the names. Such
+// archives do not mark programs, so files that begin like programs become executable.
 func (t *tree) zip(file, prefix string) error {
 	z, err := zip.OpenReader(file)
 	if err != nil {
@@ -120,7 +120,7 @@ func (t *tree) zip(file, prefix string) error {
 	for _, e := range z.File {
 		name, ok := strings.CutPrefix(e.Name, prefix+"/")
 		if !ok {
-			return fmt.Errorf("the archive has %q, which is not below %s", e.Name, prefix)
+			return fmt.Errorf("the archive contains %q, which is not below %s", e.Name, prefix)
 		}
 		if err := t.entry(e, name); err != nil {
 			return err

@@ -13,10 +13,10 @@ import (
 	"slices"
 )
 
-// ErrHash says that what came is not what the recipe names.
-var ErrHash = errors.New("the content is not what its hash promises")
+// ErrHash means that fetched content does not match the hash in the recipe.
+var ErrHash = errors.New("the content does not match its hash")
 
-// verifyIntegrity holds a file against an npm integrity. "" is anything.
+// verifyIntegrity checks a file against an npm integrity. "" matches any file.
 func verifyIntegrity(path, want string) error {
 	if want == "" {
 		return nil
@@ -43,8 +43,8 @@ func digest(h hash.Hash, r io.Reader) (string, error) {
 	return base64.StdEncoding.EncodeToString(h.Sum(nil)), nil
 }
 
-// verifySum holds the archive of a module against a sum as go.sum has it: the hash of the list of all
-// files' hashes, in the order of their names. "" is anything.
+// verifySum checks the archive of a module against a sum as in go.sum: the hash of the list of all files' hashes, in
+// the order of their names. "" matches any archive.
 func verifySum(path, want string) error {
 	if want == "" {
 		return nil

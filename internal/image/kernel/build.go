@@ -19,7 +19,7 @@ import (
 	"github.com/pandastack/pandastack/internal/lib/command"
 )
 
-// fragment is what the tuned kernel has; everything it does not name is off.
+// fragment is the configuration of the tuned kernel; every option it does not name is off.
 //
 //go:embed tuned.config
 var fragment []byte
@@ -27,10 +27,10 @@ var fragment []byte
 // BuildPackages are the packages of the distribution that Build needs.
 var BuildPackages = []string{"bc", "bison", "flex", "gcc", "libc6-dev", "libelf-dev", "make", "xz-utils"}
 
-// Build compiles the tuned kernel from the newest kernel source that the machine's package sources
-// offer, and puts it into dir. BuildPackages must be installed. It takes some minutes on two processors
-// and two gigabytes below dir while it runs, which are gone afterwards. On an error dir holds what it
-// held before.
+// Build compiles the tuned kernel from the distribution's newest kernel source and installs it in dir.
+//
+// The source comes from the machine's package sources. BuildPackages must be installed. The build takes some minutes
+// on two processors, and two gigabytes below dir, which it frees at the end. After an error dir is unchanged.
 func Build(ctx context.Context, dir string, log command.Log) (err error) {
 	if runtime.GOARCH != "amd64" {
 		return fmt.Errorf("build guest kernel: the tuned configuration is for amd64, this is %s", runtime.GOARCH)
@@ -52,7 +52,7 @@ func Build(ctx context.Context, dir string, log command.Log) (err error) {
 		return err
 	}
 	if len(debs) != 1 {
-		return fmt.Errorf("build guest kernel: %d package files were downloaded, not one", len(debs))
+		return fmt.Errorf("build guest kernel: %d package files were downloaded, want one", len(debs))
 	}
 	if err := build(ctx, debs[0], work, filepath.Join(dir, Tuned), log); err != nil {
 		return fmt.Errorf("build guest kernel from %s: %w", source.Package, err)
@@ -67,14 +67,15 @@ func build(ctx context.Context, deb, work, dir string, log command.Log) error {
 	}
 	archives, err := filepath.Glob(filepath.Join(work, "usr/src/linux-source-*.tar.xz"))
 	if err != nil || len(archives) != 1 {
-		return errors.Join(err, fmt.Errorf("the package holds %d source archives, not one", len(archives)))
+		return errors.Join(err, fmt.Errorf("the package contains %d source archives, want one", len(archives)))
 	}
 	tree := filepath.Join(work, "tree")
 	if err := os.Mkdir(tree, 0o755); err != nil {
 		return err
 	}
 	log.Printf("unpacking %s", filepath.Base(archives[0]))
-	if err := command.Run(ctx, dieWithParent(command.Options{Log: log}), "tar", "-xf", archives[0], "-C", tree, "--strip-components=1"); err != nil {
+	unpack := dieWithParent(command.Options{Log: log})
+	if err := command.Run(ctx, unpack, "tar", "-xf", archives[0], "-C", tree, "--strip-components=1"); err != nil {
 		return err
 	}
 	config := filepath.Join(work, "tuned.config")
@@ -115,19 +116,20 @@ func build(ctx context.Context, deb, work, dir string, log command.Log) error {
 	return seal(result, dir, meta{Version: strings.TrimSpace(version), Image: "vmlinux"})
 }
 
-// dieWithParent lets a program and everything that it starts end at once with this process, however that ends: the next build
-// removes what this one left, and nobody may still write there.
+// dieWithParent makes a program and everything it starts end at once with this process, however that ends: the next
+// build removes the files of this one, and no process may still write them.
 func dieWithParent(o command.Options) command.Options {
 	o.Kill, o.Attr = true, &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID}
 	return o
 }
 
-// vital are the options without which no machine boots or is restored right. A kernel whose source has
-// renamed one is refused at once and not found out by a guest that hangs.
+// vital are the options without which no machine boots or is restored correctly. A kernel source that has renamed one
+// is refused at once, rather than discovered by a guest that hangs.
 var vital = []string{
 	"CONFIG_PVH=y", "CONFIG_VIRTIO_MMIO_CMDLINE_DEVICES=y", "CONFIG_VIRTIO_BLK=y", "CONFIG_VIRTIO_NET=y",
-	"CONFIG_VIRTIO_CONSOLE=y", "CONFIG_VIRTIO_VSOCKETS=y", "CONFIG_EXT4_FS=y", "CONFIG_DEVTMPFS=y", "CONFIG_CGROUP_FREEZER=y", "CONFIG_CGROUPS=y",
-	"CONFIG_MEMCG=y", "CONFIG_RTC_DRV_CMOS=y", "CONFIG_BLK_DEV_INITRD=y", "CONFIG_UNIX98_PTYS=y", "CONFIG_SERIAL_8250_CONSOLE=y",
+	"CONFIG_VIRTIO_CONSOLE=y", "CONFIG_VIRTIO_VSOCKETS=y", "CONFIG_EXT4_FS=y", "CONFIG_DEVTMPFS=y",
+	"CONFIG_CGROUP_FREEZER=y", "CONFIG_CGROUPS=y", "CONFIG_MEMCG=y", "CONFIG_RTC_DRV_CMOS=y",
+	"CONFIG_BLK_DEV_INITRD=y", "CONFIG_UNIX98_PTYS=y", "CONFIG_SERIAL_8250_CONSOLE=y",
 }
 
 func checkConfig(path string) error {
@@ -143,12 +145,12 @@ func checkConfig(path string) error {
 		}
 	}
 	if len(missing) > 0 {
-		return fmt.Errorf("this kernel source does not take %s", strings.Join(missing, ", "))
+		return fmt.Errorf("this kernel source does not support %s", strings.Join(missing, ", "))
 	}
 	return nil
 }
 
-// newestSource finds the kernel source package of the highest version.
+// newestSource returns the kernel source package of the highest version.
 func newestSource(ctx context.Context) (apt.Version, error) {
 	out, err := command.Output(ctx, command.Options{}, "apt-cache", "search", "--names-only", `^linux-source-[0-9.]+$`)
 	if err != nil {
@@ -172,13 +174,15 @@ func newestSource(ctx context.Context) (apt.Version, error) {
 	}
 	if best.Package == "" {
 		return apt.Version{}, errors.New(
-			"build guest kernel: the package sources offer no linux-source package; run `apt-get update` or add a source",
+			"build guest kernel: the package sources offer no linux-source package; run `apt-get update` or add a " +
+				"source",
 		)
 	}
 	return best, nil
 }
 
-// Installed gives the versions of the whole kernels in dir; empty for one that is not there or damaged.
+// Installed returns the versions of the intact kernels in dir. A version is empty if the kernel is missing or
+// damaged.
 func Installed(dir string) (distributionVersion, tunedVersion string) {
 	if m, err := load(filepath.Join(dir, Distribution)); err == nil {
 		distributionVersion = m.Version

@@ -15,8 +15,8 @@ import (
 	"github.com/pandastack/pandastack/internal/lib/command"
 )
 
-// TestKilledBuildLeavesNoProcess kills a process that builds, as kill -9 does: what the program of the build had
-// started ends too.
+// TestKilledBuildLeavesNoProcess kills a building process by SIGKILL: the processes that the build had started end
+// too.
 func TestKilledBuildLeavesNoProcess(t *testing.T) {
 	const dir = "KERNEL_TEST_BUILD"
 	if at := os.Getenv(dir); at != "" { // the process that is killed
@@ -36,14 +36,14 @@ func TestKilledBuildLeavesNoProcess(t *testing.T) {
 	}
 	poll(t, "the build has begun", func() bool { _, err := os.Stat(filepath.Join(at, "begun")); return err == nil })
 	if n := inside(t, at); n < 3 {
-		t.Errorf("%d processes build: the test sees nothing", n)
+		t.Errorf("got %d building processes, want some", n)
 	}
 	if err := builder.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
 	var exit *exec.ExitError
 	if err := builder.Wait(); !errors.As(err, &exit) {
-		t.Errorf("%v, it said %s", err, said.String())
+		t.Errorf("got error %v, output %s", err, said.String())
 	}
 	poll(t, "all of them ended", func() bool { return inside(t, at) == 0 })
 }
@@ -57,7 +57,8 @@ func inside(t *testing.T, dir string) int {
 	}
 	count := 0
 	for _, l := range links {
-		if at, err := os.Readlink(l); err == nil && strings.HasPrefix(at, dir) { // one that is gone is not inside
+		// A process that has ended is not counted.
+		if at, err := os.Readlink(l); err == nil && strings.HasPrefix(at, dir) {
 			count++
 		}
 	}
@@ -74,7 +75,7 @@ func poll(t *testing.T, what string, holds func() bool) {
 		select {
 		case <-tick.C:
 		case <-limit:
-			t.Fatalf("after a minute: not %s", what)
+			t.Fatalf("timeout: want %s", what)
 		}
 	}
 }

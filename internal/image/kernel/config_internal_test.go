@@ -6,9 +6,10 @@ import (
 	"testing"
 )
 
-// TestGuestsHaveTheirDevices: both kernels drive what monitors give to guests: the tuned one has the drivers in it, and
-// the distribution's brings them as modules. Without the balloon's driver and its reports no memory comes back, without
-// that of memory none is added, without the generation's a restored guest repeats the random numbers of others.
+// TestGuestsHaveTheirDevices checks that both kernels have the drivers of the monitors' devices: built into the tuned
+// kernel, and as modules of the distribution's. Without the balloon's driver and its reports no memory is returned,
+// without that of virtio-mem none is added, and without that of the generation ID a restored guest repeats the random
+// numbers of others.
 func TestGuestsHaveTheirDevices(t *testing.T) {
 	lines := strings.Split(string(fragment), "\n")
 	for _, option := range []string{
@@ -16,12 +17,12 @@ func TestGuestsHaveTheirDevices(t *testing.T) {
 		"VIRTIO_BALLOON", "PAGE_REPORTING", "VIRTIO_MEM", "MEMORY_HOTPLUG", "MEMORY_HOTREMOVE", "KVM_GUEST", "ACPI",
 	} {
 		if !slices.Contains(lines, "CONFIG_"+option+"=y") {
-			t.Errorf("the tuned kernel has no %s", option)
+			t.Errorf("the tuned kernel does not have %s", option)
 		}
 	}
 	for _, module := range []string{"virtio_balloon", "virtio_mem", "virtio_rng", "vmw_vsock_virtio_transport"} {
 		if !slices.Contains(wanted, module) {
-			t.Errorf("the module %s of the distribution's kernel is not taken along", module)
+			t.Errorf("the module %s of the distribution's kernel is not copied", module)
 		}
 	}
 }

@@ -13,8 +13,8 @@ const (
 )
 
 // cpioWriter writes the "newc" archive that the kernel unpacks into its first root file system
-// (Documentation/driver-api/early-userspace/buffer-format.rst). Times and owners are zero, so that the
-// same content is the same archive.
+// (Documentation/driver-api/early-userspace/buffer-format.rst). Times and owners are zero, so that equal content
+// makes an equal archive.
 type cpioWriter struct {
 	w   io.Writer
 	ino int
@@ -37,7 +37,7 @@ func (c *cpioWriter) char(name string, mode uint32, major, minor int) {
 	c.entry(name, modeChar|mode, 0, major, minor)
 }
 
-// file writes an entry whose content is read from r, size bytes of it.
+// file writes an entry with size bytes of content from r.
 func (c *cpioWriter) file(name string, mode uint32, size int64, r io.Reader) {
 	if size > 0xffffffff && c.err == nil {
 		c.err = fmt.Errorf("%s has %d bytes, more than the archive format can hold", name, size)
@@ -55,7 +55,7 @@ func (c *cpioWriter) file(name string, mode uint32, size int64, r io.Reader) {
 	c.pad()
 }
 
-// close ends the archive and answers the first error of all calls.
+// close ends the archive and returns the first error of all calls.
 func (c *cpioWriter) close() error {
 	c.entry("TRAILER!!!", 0, 0, 0, 0)
 	return c.err

@@ -5,7 +5,7 @@ import (
 	"path/filepath"
 )
 
-// Put makes the directory of a kernel from made-up files.
+// Put makes the directory of a kernel from given files.
 func Put(dir, version, image string, modules ...string) error {
 	work := dir + ".work"
 	if err := os.MkdirAll(filepath.Join(work, "modules"), 0o755); err != nil {

@@ -15,12 +15,13 @@ import (
 // initramfsFormat changes when the layout of the archive does.
 const initramfsFormat = 2
 
-// BuildInitramfs writes a cpio archive to w: the guest agent as /init, the given kernel modules below /modules, and
-// /modules/order, by which the agent detects that the archive was damaged in the guest's memory. The order has a
-// line "checksum name" for each module, in the order in which they are loaded, and a last line with the checksum of
-// the lines before it; checksums are CRC-32C in hexadecimal. It is not the last file: other data may lie right
-// behind the archive. The archive is not compressed: the monitor puts it into the guest's memory as it is, and
-// translated code unpacks slowly.
+// BuildInitramfs writes a cpio archive with the guest agent and the kernel modules in /modules.
+//
+// The agent is /init. By /modules/order it detects that the archive was damaged in the guest's memory. It has a line
+// "checksum name" for each module, in load order, and a last line with the checksum of the lines before it; checksums
+// are CRC-32C in hexadecimal. It is not the last file, since other data may follow directly behind the archive. The
+// archive is not compressed: the monitor puts it into the guest's memory as it is, and translated code decompresses
+// slowly.
 func BuildInitramfs(ctx context.Context, w io.Writer, guestAgent string, modules []string) error {
 	if err := CheckAgent(guestAgent); err != nil {
 		return err
@@ -33,7 +34,7 @@ func BuildInitramfs(ctx context.Context, w io.Writer, guestAgent string, modules
 	for _, d := range []string{"dev", "proc", "sys", "root", "modules"} {
 		c.dir(d)
 	}
-	// The kernel gives /dev/console to /init as its standard streams before anything is mounted.
+	// The kernel opens /dev/console as the standard streams of /init before anything is mounted.
 	c.char("dev/console", 0o600, 5, 1)
 	c.char("dev/null", 0o666, 1, 3)
 	c.file("modules/order", 0o644, int64(len(order)), strings.NewReader(order))
@@ -86,7 +87,7 @@ func (c *cpioWriter) copy(name string, mode uint32, path string) error {
 	return c.err
 }
 
-// CheckAgent refuses a guest agent that the kernel could not start as /init, with an *AgentError.
+// CheckAgent returns an *AgentError for a guest agent that the kernel could not start as /init.
 func CheckAgent(path string) error {
 	info, err := os.Stat(path)
 	switch {

@@ -17,9 +17,11 @@ import (
 	"github.com/pandastack/pandastack/internal/lib/command"
 )
 
-// Install puts the distribution's cloud kernel into dir: the newest that the machine's package sources
-// offer, unpacked and not installed on the host. A whole one of that version that is there already is
-// kept. The package lists must be there (apt.Update). On an error dir holds what it held before.
+// Install installs the distribution's newest cloud kernel in dir. It unpacks the package without installing it on the
+// host.
+//
+// It keeps an intact kernel of the same version. The package lists must exist (apt.Update). After an error dir is
+// unchanged.
 func Install(ctx context.Context, dir string, log command.Log) (err error) {
 	pkg, err := newest(ctx)
 	if err != nil {
@@ -27,7 +29,7 @@ func Install(ctx context.Context, dir string, log command.Log) (err error) {
 	}
 	release := strings.TrimPrefix(pkg.Package, "linux-image-")
 	if m, err := load(filepath.Join(dir, Distribution)); err == nil && m.Version == release {
-		log.Printf("guest kernel %s is there", release)
+		log.Printf("guest kernel %s is installed already", release)
 		return nil
 	}
 	var back cleanup.Stack
@@ -43,7 +45,7 @@ func Install(ctx context.Context, dir string, log command.Log) (err error) {
 		return err
 	}
 	if len(debs) != 1 {
-		return fmt.Errorf("install guest kernel: %d package files were downloaded, not one", len(debs))
+		return fmt.Errorf("install guest kernel: %d package files were downloaded, want one", len(debs))
 	}
 	if err := install(ctx, debs[0], work, filepath.Join(dir, Distribution)); err != nil {
 		return fmt.Errorf("install guest kernel %s: %w", release, err)
@@ -60,7 +62,7 @@ func install(ctx context.Context, deb, work, dir string) error {
 	}
 	images, err := filepath.Glob(filepath.Join(tree, "boot", "vmlinuz-*"))
 	if err != nil || len(images) != 1 {
-		return errors.Join(err, fmt.Errorf("the package holds %d kernels, not one", len(images)))
+		return errors.Join(err, fmt.Errorf("the package contains %d kernels, want one", len(images)))
 	}
 	release := strings.TrimPrefix(filepath.Base(images[0]), "vmlinuz-")
 	result := filepath.Join(work, "result")
@@ -77,7 +79,7 @@ func install(ctx context.Context, deb, work, dir string) error {
 	return seal(result, dir, meta{Version: release, Image: "vmlinuz", Modules: order})
 }
 
-// moduleTree is where a package keeps its modules: some distributions have merged /lib into /usr.
+// moduleTree returns the directory of a package's modules: some distributions have merged /lib into /usr.
 func moduleTree(tree, release string) string {
 	if _, err := os.Stat(filepath.Join(tree, "lib")); errors.Is(err, fs.ErrNotExist) {
 		tree = filepath.Join(tree, "usr")
@@ -85,7 +87,7 @@ func moduleTree(tree, release string) string {
 	return filepath.Join(tree, "lib", "modules", release)
 }
 
-// newest finds the package that the cloud kernel's meta package stands for, in its highest version.
+// newest returns the package that the cloud kernel's meta package depends on, in its highest version.
 func newest(ctx context.Context) (apt.Version, error) {
 	name := "linux-image-cloud-" + runtime.GOARCH
 	offers, err := apt.Versions(ctx, name)
@@ -94,7 +96,8 @@ func newest(ctx context.Context) (apt.Version, error) {
 	}
 	if len(offers) == 0 {
 		return apt.Version{}, fmt.Errorf(
-			"install guest kernel: the package sources offer no %s; run `apt-get update`, or on a distribution other than Debian build the tuned kernel with `make kernel`",
+			"install guest kernel: the package sources offer no %s; run `apt-get update`, "+
+				"or on a distribution other than Debian build the tuned kernel with `make kernel`",
 			name,
 		)
 	}
@@ -108,15 +111,15 @@ func newest(ctx context.Context) (apt.Version, error) {
 			return apt.Version{Package: n, Version: best.Version, Suite: best.Suite}, nil
 		}
 	}
-	return apt.Version{}, fmt.Errorf("install guest kernel: package %s %s names no kernel", name, best.Version)
+	return apt.Version{}, fmt.Errorf("install guest kernel: package %s %s depends on no kernel", name, best.Version)
 }
 
-// keepUnused is how long an initramfs stays after it was last asked for: a node that runs may boot from
-// one that its successor will not need.
+// keepUnused is how long an initramfs is kept after its last use: a running node may boot from one that its successor
+// does not need.
 const keepUnused = 7 * 24 * time.Hour
 
-// sweep removes archives of kernels and guest agents that nobody asked for since the given time: Find
-// makes the one it needs.
+// sweep removes archives of kernels and guest agents that were not used since the given time. Find makes the one it
+// needs.
 func sweep(dir string, since time.Time) error {
 	old, err := filepath.Glob(filepath.Join(dir, "initramfs-*.cpio"))
 	if err != nil {

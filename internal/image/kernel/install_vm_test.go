@@ -14,7 +14,7 @@ import (
 	"github.com/pandastack/pandastack/internal/host/probe/probetest"
 )
 
-// The package sources of the machine are asked for real.
+// TestInstall uses the real package sources of the machine.
 func TestInstall(t *testing.T) {
 	probetest.Need(t, probe.Config{}, probe.Root, probe.Tools)
 	dir := t.TempDir()
@@ -37,10 +37,10 @@ func TestInstall(t *testing.T) {
 	t.Logf("%d bytes; order:\n%s", len(data), order)
 	entries, err := filepath.Glob(filepath.Join(dir, "[^.]*"))
 	if err != nil || len(entries) != 2 || !slices.Contains(entries, filepath.Join(dir, "distribution")) {
-		t.Errorf("the directory holds %v, want the kernel and one initramfs", entries)
+		t.Errorf("got entries %v, want the kernel and one initramfs", entries)
 	}
 	hidden, err := filepath.Glob(filepath.Join(dir, ".new-*"))
 	if err != nil || len(hidden) != 0 {
-		t.Errorf("left behind: %v", hidden)
+		t.Errorf("got leftovers %v, want none", hidden)
 	}
 }

@@ -1,16 +1,16 @@
-// Package kernel provides what a guest boots: a kernel and an initramfs that carries the guest agent.
+// Package kernel provides the kernel of a guest and an initramfs that carries the guest agent.
 //
-// It owns the directory <data>/kernel. There are two kernels. The distribution's cloud kernel is taken
-// from the package mirror as it is, with the modules a machine needs; nothing is compiled and nothing is
-// installed on the host. The tuned kernel is compiled from the distribution's source with the fragment
-// tuned.config; it has no modules, boots faster, and is used when it is there.
+// It owns the directory <data>/kernel. There are two kernels. The distribution's cloud kernel comes from the package
+// mirror unchanged, with the modules a machine needs; nothing is compiled and nothing is installed on the host. The
+// tuned kernel is compiled from the distribution's source with the fragment tuned.config; it has no modules, boots
+// faster, and is preferred if it exists.
 //
 //	<dir>/distribution/{kernel.json, vmlinuz, modules/*.ko}
 //	<dir>/tuned/{kernel.json, vmlinux}
 //	<dir>/initramfs-<digest>.cpio    made by Find for one kernel and one guest agent
 //
-// The package does not know what a sandbox or a template is, and starts no guest. Find, Install and
-// BuildTuned may run in several processes at once: every result appears whole, by a rename.
+// The package does not know sandboxes or templates, and starts no guest. Find, Install and Build may run in several
+// processes at once: every result appears complete, by a rename.
 package kernel
 
 import (
@@ -28,29 +28,32 @@ import (
 	"github.com/pandastack/pandastack/internal/lib/durable"
 )
 
-// Boot is everything a driver needs to boot a guest cold.
+// Boot holds all that a driver needs to cold boot a guest.
 type Boot struct {
 	Kernel    string // path: an ELF vmlinux (tuned) or a bzImage (distribution)
 	Initramfs string // path of a cpio archive with the guest agent as /init
-	Cmdline   string // to be appended to what the driver itself puts on the command line
+	Cmdline   string // appended to the driver's own command line
 	ACPI      bool   // the kernel finds its devices through ACPI and not on the command line
-	Version   string // of the kernel, for people: "6.12.95+deb12-cloud-amd64"
-	Digest    string // changes whenever kernel, modules, guest agent or command line do; hexadecimal
+	Version   string // of the kernel, for display: "6.12.95+deb12-cloud-amd64"
+	Digest    string // changes if kernel, modules, guest agent or command line do; hexadecimal
 }
 
-// NotFoundError says that Dir holds no kernel.
+// NotFoundError reports that Dir contains no kernel.
 type NotFoundError struct{ Dir string }
 
+// Error implements error.
 func (e *NotFoundError) Error() string {
 	return fmt.Sprintf(
-		"there is no guest kernel in %s; run `pandastack setup` to install the distribution's, or `make kernel` to build the tuned one",
+		"no guest kernel in %s; run `pandastack setup` to install the distribution's, "+
+			"or `make kernel` to build the tuned one",
 		e.Dir,
 	)
 }
 
-// DamagedError says that a file is not what was installed.
+// DamagedError reports that a file differs from the installed one.
 type DamagedError struct{ Path, Why string }
 
+// Error implements error.
 func (e *DamagedError) Error() string {
 	return fmt.Sprintf(
 		"guest kernel file %s is damaged (%s); run `pandastack setup` to install it again",
@@ -59,24 +62,26 @@ func (e *DamagedError) Error() string {
 	)
 }
 
-// AgentError says that the guest agent's program cannot be used.
+// AgentError reports that the guest agent's program cannot be used.
 type AgentError struct {
 	Path string
 	Err  error
 }
 
+// Error implements error.
 func (e *AgentError) Error() string {
 	return fmt.Sprintf(
-		"guest agent %s cannot be used: %v; it is built beside pandastack (`make build`), or set guest_agent to its path",
+		"guest agent %s cannot be used: %v; it is built beside pandastack (`make build`), or set guest_agent to "+
+			"its path",
 		e.Path,
 		e.Err,
 	)
 }
 
-// Unwrap gives the cause.
+// Unwrap returns the cause.
 func (e *AgentError) Unwrap() error { return e.Err }
 
-// The kinds of kernel, which are also the names of their directories.
+// Kinds of kernel, which are also the names of their directories.
 const (
 	Distribution = "distribution" // the distribution's cloud kernel, unchanged
 	Tuned        = "tuned"        // compiled with tuned.config
@@ -84,25 +89,24 @@ const (
 
 const metaFile = "kernel.json"
 
-// cmdline is what both kernels are given beyond the driver's own words. The border of a machine is the
-// monitor, not the guest kernel: mitigations inside it protect the guest from itself alone, and cost
-// translated code most. What has no meaning to the kernel is the environment of the guest agent: none of
-// its goroutines needs to be stopped in the middle, and the signals for it are code that a restored
-// machine would run for the first time.
+// cmdline is the command line of both kernels, in addition to the driver's. The isolation of a machine is the
+// monitor, not the guest kernel: mitigations inside it protect the guest only from itself, and slow down translated
+// code most. Words that the kernel does not know become the environment of the guest agent: none of its goroutines
+// needs preemption by signals, whose code a restored machine would run for the first time.
 const cmdline = "quiet mitigations=off nokaslr random.trust_cpu=on GODEBUG=asyncpreemptoff=1"
 
 // meta is kernel.json.
 type meta struct {
 	Version string            `json:"version"`
 	Image   string            `json:"image"`   // file name of the kernel
-	Modules []string          `json:"modules"` // file names below modules, in the order of loading
+	Modules []string          `json:"modules"` // file names below modules, in load order
 	SHA256  map[string]string `json:"sha256"`  // of every file, by its path below the directory
 }
 
-// Find gives the kernel in dir, the tuned one when it is there, together with an initramfs that holds
-// the guest agent of the given path. The initramfs is made when there is none of the same content yet.
-// Every file is checked against the sums taken when it was installed. Errors: *NotFoundError,
-// *DamagedError, *AgentError.
+// Find returns the kernel in dir, preferably the tuned one, and an initramfs of the guest agent.
+//
+// It makes the initramfs unless one of the same content exists. It checks every file against the checksums recorded
+// at installation. The error is a *NotFoundError, *DamagedError or *AgentError.
 func Find(ctx context.Context, dir, guestAgent string) (Boot, error) {
 	b, err := FindKind(ctx, dir, Tuned, guestAgent)
 	if _, missing := errors.AsType[*NotFoundError](err); missing {
@@ -123,7 +127,7 @@ func FindKind(ctx context.Context, dir, kind, guestAgent string) (Boot, error) {
 	return m.boot(ctx, dir, kind, guestAgent)
 }
 
-// load reads and checks an installed kernel; fs.ErrNotExist when there is none.
+// load reads and checks an installed kernel. The error is fs.ErrNotExist if it does not exist.
 func load(dir string) (*meta, error) {
 	var m meta
 	path := filepath.Join(dir, metaFile)
@@ -167,7 +171,7 @@ func (m *meta) boot(ctx context.Context, dir, kind, guestAgent string) (Boot, er
 		Version:   m.Version,
 		Digest:    digest,
 	}
-	if now := time.Now(); os.Chtimes(b.Initramfs, now, now) == nil { // it is there, and still asked for
+	if now := time.Now(); os.Chtimes(b.Initramfs, now, now) == nil { // it exists; record the use
 		return b, nil
 	}
 	var modules []string
@@ -180,14 +184,13 @@ func (m *meta) boot(ctx context.Context, dir, kind, guestAgent string) (Boot, er
 	return b, nil
 }
 
-// Image gives the path of the kernel that Find would choose, checked as Find does, without a guest agent.
+// Image returns the path of the kernel that Find would choose. It checks it as Find does.
 func Image(dir string) (string, error) {
 	path, _, err := image(dir)
 	return path, err
 }
 
-// Check reads the kernel in dir and checks it as Find does. It gives its kind and version for people:
-// "tuned 6.12.43".
+// Check checks the kernel in dir as Find does. It returns kind and version for display: "tuned 6.12.43".
 func Check(dir string) (string, error) {
 	_, text, err := image(dir)
 	return text, err
@@ -207,14 +210,15 @@ func image(dir string) (path, text string, err error) {
 	return "", "", &NotFoundError{Dir: dir}
 }
 
-// IsELF tells whether the kernel at path is an ELF file, which finds its devices on the command line,
-// and not the image of a distribution, which needs ACPI.
+// IsELF reports whether the kernel at path is an ELF file.
+//
+// An ELF kernel finds its devices on the command line; the image of a distribution needs ACPI.
 func IsELF(path string) bool { return checkELF(path, false) == nil }
 
-// Remove takes away every kernel and initramfs below dir.
+// Remove removes every kernel and initramfs below dir.
 func Remove(dir string) error { return durable.RemoveAll(dir) }
 
-// sum is the SHA-256 of a file in hexadecimal.
+// sum returns the SHA-256 of a file in hexadecimal.
 func sum(path string) (string, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -228,8 +232,8 @@ func sum(path string) (string, error) {
 	return hex.EncodeToString(h.Sum(nil)), nil
 }
 
-// seal writes kernel.json for the files of a directory that is complete otherwise, and puts the
-// directory into place.
+// seal writes kernel.json for the files of a directory that is otherwise complete, and renames the directory into
+// place.
 func seal(work, dir string, m meta) error {
 	m.SHA256 = map[string]string{}
 	files := []string{m.Image}

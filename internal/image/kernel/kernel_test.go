@@ -16,13 +16,13 @@ import (
 	"github.com/pandastack/pandastack/internal/image/kernel"
 )
 
-// entry is what the tests read back from an archive.
+// entry is an entry of an archive.
 type entry struct {
 	mode int64
 	data string
 }
 
-// unpack reads a newc archive.
+// unpack parses a newc archive.
 func unpack(t *testing.T, archive []byte) map[string]entry {
 	t.Helper()
 	found := map[string]entry{}
@@ -51,7 +51,7 @@ func unpack(t *testing.T, archive []byte) map[string]entry {
 	return nil
 }
 
-// agent is a program that passes as a guest agent: a minimal static ELF file.
+// agent makes a program that is accepted as a guest agent: a minimal static ELF file.
 func agent(t *testing.T, dir, text string) string {
 	t.Helper()
 	h := make([]byte, 64)
@@ -83,20 +83,20 @@ func TestBuildInitramfs(t *testing.T) {
 		}
 	}
 	if !bytes.Equal(out.Bytes(), again.Bytes()) {
-		t.Error("the same content gave another archive")
+		t.Error("equal content made a different archive")
 	}
 	got := unpack(t, out.Bytes())
 	if e := got["init"]; e.mode != 0o100755 || !strings.HasSuffix(e.data, "agent") {
-		t.Errorf("/init has mode %o and %d bytes", e.mode, len(e.data))
+		t.Errorf("/init: got mode %o and %d bytes", e.mode, len(e.data))
 	}
 	if e, want := got["modules/order"], order("virtio_ring.ko", "mmmmm", "virtio.ko", "mmmmmm"); e.data != want {
 		t.Errorf("/modules/order: got %q, want %q", e.data, want)
 	}
 	if e := got["modules/virtio.ko"]; e.data != "mmmmmm" {
-		t.Errorf("/modules/virtio.ko holds %q", e.data)
+		t.Errorf("/modules/virtio.ko: got %q", e.data)
 	}
 	if e := got["dev/console"]; e.mode != 0o020600 {
-		t.Errorf("/dev/console has mode %o", e.mode)
+		t.Errorf("/dev/console: got mode %o", e.mode)
 	}
 }
 
@@ -116,11 +116,15 @@ func TestBuildInitramfsRefusesAgent(t *testing.T) {
 	if err := os.WriteFile(script, []byte("#!/bin/sh\n"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	for name, path := range map[string]string{"missing": filepath.Join(dir, "none"), "directory": dir, "script": script} {
+	for name, path := range map[string]string{
+		"missing":   filepath.Join(dir, "none"),
+		"directory": dir,
+		"script":    script,
+	} {
 		t.Run(name, func(t *testing.T) {
 			var want *kernel.AgentError
 			if err := kernel.BuildInitramfs(t.Context(), &bytes.Buffer{}, path, nil); !errors.As(err, &want) {
-				t.Errorf("error %v, want *kernel.AgentError", err)
+				t.Errorf("BuildInitramfs: got error %v, want *kernel.AgentError", err)
 			}
 		})
 	}
@@ -132,7 +136,7 @@ func TestBuildInitramfsCancelled(t *testing.T) {
 	cancel(cause)
 	guest := agent(t, t.TempDir(), "agent")
 	if err := kernel.BuildInitramfs(ctx, &bytes.Buffer{}, guest, []string{guest}); !errors.Is(err, cause) {
-		t.Errorf("error %v, want the cause", err)
+		t.Errorf("BuildInitramfs: got error %v, want the context's cause", err)
 	}
 }
 
@@ -144,35 +148,35 @@ func put(t *testing.T, dir, kind, image string, modules ...string) {
 	}
 }
 
-func TestFindChoosesAndNames(t *testing.T) {
+func TestFindPrefersTheTunedKernel(t *testing.T) {
 	dir := t.TempDir()
 	guest := agent(t, dir, "one")
 	var none *kernel.NotFoundError
 	if _, err := kernel.Find(t.Context(), dir, guest); !errors.As(err, &none) {
-		t.Errorf("error %v, want *kernel.NotFoundError", err)
+		t.Errorf("Find in an empty directory: got error %v, want *kernel.NotFoundError", err)
 	}
 	put(t, dir, "distribution", "vmlinuz", "virtio.ko")
 	first, err := kernel.Find(t.Context(), dir, guest)
 	if err != nil || !first.ACPI || first.Version != "distribution" {
-		t.Fatalf("found %+v, %v; want the distribution's", first, err)
+		t.Fatalf("Find: got %+v, %v, want the distribution's kernel", first, err)
 	}
 	data, err := os.ReadFile(first.Initramfs)
 	if err != nil || unpack(t, data)["modules/order"].data != order("virtio.ko", "distributionvirtio.ko") {
-		t.Errorf("initramfs lacks the module: %v", err)
+		t.Errorf("the initramfs does not contain the module: %v", err)
 	}
 	again, err := kernel.Find(t.Context(), dir, guest)
 	if err != nil || again != first {
-		t.Errorf("found %+v, %v; want the same as before", again, err)
+		t.Errorf("second Find: got %+v, %v, want the same result", again, err)
 	}
 	agent(t, dir, "two")
 	other, err := kernel.Find(t.Context(), dir, guest)
 	if err != nil || other.Digest == first.Digest || other.Initramfs == first.Initramfs {
-		t.Errorf("another guest agent has the digest %s, %v", other.Digest, err)
+		t.Errorf("Find with another guest agent: got digest %s, %v", other.Digest, err)
 	}
 	put(t, dir, "tuned", "vmlinux")
 	tuned, err := kernel.Find(t.Context(), dir, guest)
 	if err != nil || tuned.ACPI || tuned.Version != "tuned" {
-		t.Errorf("found %+v, %v; want the tuned one", tuned, err)
+		t.Errorf("Find: got %+v, %v, want the tuned kernel", tuned, err)
 	}
 }
 
@@ -194,7 +198,7 @@ func TestFindRefusesDamage(t *testing.T) {
 			var want *kernel.DamagedError
 			_, err := kernel.Find(t.Context(), dir, guest)
 			if !errors.As(err, &want) || !strings.Contains(fmt.Sprint(err), "pandastack setup") {
-				t.Errorf("error %v, want *kernel.DamagedError with the remedy", err)
+				t.Errorf("Find: got error %v, want *kernel.DamagedError with the remedy", err)
 			}
 		})
 	}

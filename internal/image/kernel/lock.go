@@ -11,11 +11,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// workPrefix begins the names of directories that hold a kernel which is being made.
+// workPrefix begins the names of directories that hold an unfinished kernel.
 const workPrefix = ".new-kernel-"
 
-// buildDir makes a directory below dir to make a kernel in, and keeps others from making one until done
-// is called, which removes it. What a killed process left there goes away first.
+// buildDir makes a directory below dir to make a kernel in. It keeps other processes from doing the same until done
+// is called, which removes the directory. It first removes the files of a killed process.
 func buildDir(ctx context.Context, dir string) (work string, done func(context.Context) error, err error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return "", nil, err
@@ -37,7 +37,7 @@ func buildDir(ctx context.Context, dir string) (work string, done func(context.C
 	return work, func(context.Context) error { return errors.Join(os.RemoveAll(work), lock.Close()) }, nil
 }
 
-// exclusive opens a file and waits until no other process holds it. Closing it lets the next one go.
+// exclusive opens a file and waits until no other process holds its lock. Closing the file releases the lock.
 func exclusive(ctx context.Context, path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {

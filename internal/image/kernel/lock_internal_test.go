@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-func TestWorkshopIsExclusiveAndClean(t *testing.T) {
+func TestBuildDirIsExclusiveAndClean(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "kernel")
 	if err := os.MkdirAll(filepath.Join(dir, workPrefix+"killed", "tree"), 0o755); err != nil {
 		t.Fatal(err)
@@ -19,16 +19,16 @@ func TestWorkshopIsExclusiveAndClean(t *testing.T) {
 		t.Fatal(err)
 	}
 	if left, _ := filepath.Glob(filepath.Join(dir, workPrefix+"*")); len(left) != 1 || left[0] != work {
-		t.Errorf("there are %v, want %s alone", left, work)
+		t.Errorf("got entries %v, want %s alone", left, work)
 	}
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cause := errors.New("enough")
 	cancel(cause)
 	if _, _, err := buildDir(ctx, dir); !errors.Is(err, cause) {
-		t.Errorf("second one: %v, want to wait until the cause", err)
+		t.Errorf("second buildDir: got error %v, want the context's cause", err)
 	}
 	if _, err := os.Stat(work); err != nil {
-		t.Errorf("the second one took the first one's directory: %v", err)
+		t.Errorf("the second buildDir removed the first one's directory: %v", err)
 	}
 	if err := done(t.Context()); err != nil {
 		t.Fatal(err)
@@ -41,14 +41,18 @@ func TestWorkshopIsExclusiveAndClean(t *testing.T) {
 		t.Fatal(err)
 	}
 	if left, _ := filepath.Glob(filepath.Join(dir, workPrefix+"*")); len(left) != 0 {
-		t.Errorf("left behind: %v", left)
+		t.Errorf("got leftovers %v, want none", left)
 	}
 }
 
-func TestSweepKeepsWhatIsUsed(t *testing.T) {
+func TestSweepKeepsUsedFiles(t *testing.T) {
 	dir := t.TempDir()
 	now := time.Now()
-	for name, age := range map[string]time.Duration{"initramfs-new.cpio": time.Minute, "initramfs-old.cpio": time.Hour, "other": time.Hour} {
+	for name, age := range map[string]time.Duration{
+		"initramfs-new.cpio": time.Minute,
+		"initramfs-old.cpio": time.Hour,
+		"other":              time.Hour,
+	} {
 		path := filepath.Join(dir, name)
 		if err := os.WriteFile(path, nil, 0o600); err != nil {
 			t.Fatal(err)
@@ -62,6 +66,6 @@ func TestSweepKeepsWhatIsUsed(t *testing.T) {
 	}
 	left, err := filepath.Glob(filepath.Join(dir, "*"))
 	if err != nil || len(left) != 2 || filepath.Base(left[0]) != "initramfs-new.cpio" {
-		t.Errorf("left %v, %v", left, err)
+		t.Errorf("after sweep: got entries %v, %v", left, err)
 	}
 }

@@ -18,8 +18,8 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// wanted are the modules a machine needs; what they depend on comes with them. Those that a kernel has
-// built in are not found and not missed. overlay, fuse and tun are for what users run.
+// wanted are the modules a machine needs; their dependencies are added. Modules built into a kernel need no file.
+// overlay, fuse and tun are for users' programs.
 var wanted = []string{
 	"crc32c_generic", "virtio_mmio", "virtio_console", "virtio_blk", "ext4", "virtio_rng", "virtio_net",
 	"virtio_balloon", "virtio_mem", "vmw_vsock_virtio_transport", "overlay", "fuse", "tun",
@@ -28,8 +28,8 @@ var wanted = []string{
 // essential are the modules of wanted without which no machine boots, unless they are built in.
 var essential = []string{"virtio_mmio", "virtio_console", "virtio_blk", "ext4", "virtio_net"}
 
-// modules copies the wanted modules and what they depend on from a module tree (lib/modules/<version>)
-// into dir, not compressed, and gives their file names in an order in which they can be loaded.
+// modules copies the wanted modules and their dependencies from a module tree (lib/modules/<version>) into dir,
+// decompressed, and returns their file names in load order.
 func modules(ctx context.Context, tree, dir string) ([]string, error) {
 	paths, err := moduleFiles(tree)
 	if err != nil {
@@ -66,7 +66,7 @@ type loader struct {
 	order   []string
 }
 
-// maxDepth bounds chains of dependencies; a longer one is a circle.
+// maxDepth limits chains of dependencies; a longer one is a cycle.
 const maxDepth = 32
 
 func (l *loader) add(name string, depth int) error {
@@ -98,7 +98,7 @@ func (l *loader) add(name string, depth int) error {
 	return os.WriteFile(filepath.Join(l.dir, name+".ko"), data, 0o644)
 }
 
-// moduleName gives the name a module is known by: file names may have a dash where it has none.
+// moduleName returns the name of a module: file names may have a dash in place of an underscore.
 func moduleName(file string) string {
 	name, _, _ := strings.Cut(filepath.Base(file), ".ko")
 	return strings.ReplaceAll(name, "-", "_")
@@ -130,10 +130,10 @@ func builtinModules(tree string) (map[string]bool, error) {
 	return names, nil
 }
 
-// maxModule bounds an unpacked module; the largest a machine needs has one megabyte.
+// maxModule limits the size of a decompressed module; the largest a machine needs has one megabyte.
 const maxModule = 64 << 20
 
-// readModule gives the content of a module file, unpacked by what its name says.
+// readModule returns the content of a module file, decompressed according to its name.
 func readModule(ctx context.Context, path string) ([]byte, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -157,7 +157,7 @@ func readModule(ctx context.Context, path string) ([]byte, error) {
 	case ".xz":
 		return unxz(ctx, f)
 	default:
-		return nil, errors.New("its compression is not known")
+		return nil, errors.New("unknown compression")
 	}
 	data, err := io.ReadAll(io.LimitReader(r, maxModule+1))
 	if err == nil && len(data) > maxModule {
@@ -166,7 +166,7 @@ func readModule(ctx context.Context, path string) ([]byte, error) {
 	return data, err
 }
 
-// unxz unpacks through the xz program, which every Debian has: dpkg itself needs it.
+// unxz decompresses with the xz program, which every Debian has: dpkg itself needs it.
 func unxz(ctx context.Context, r io.Reader) ([]byte, error) {
 	var stderr bytes.Buffer
 	cmd := exec.CommandContext(ctx, "xz", "-dc")
@@ -178,7 +178,7 @@ func unxz(ctx context.Context, r io.Reader) ([]byte, error) {
 	return data, nil
 }
 
-// dependencies reads what a module says of itself: the modules that must be there before it.
+// dependencies returns the names of the modules that a module depends on, from its .modinfo section.
 func dependencies(module []byte) ([]string, error) {
 	f, err := elf.NewFile(bytes.NewReader(module))
 	if err != nil {
@@ -186,7 +186,7 @@ func dependencies(module []byte) ([]string, error) {
 	}
 	section := f.Section(".modinfo")
 	if section == nil {
-		return nil, errors.New("it has no section .modinfo")
+		return nil, errors.New("no section .modinfo")
 	}
 	info, err := section.Data()
 	if err != nil {
@@ -203,8 +203,8 @@ func dependencies(module []byte) ([]string, error) {
 	return needs, nil
 }
 
-// checkELF refuses a file that is no ELF program of this machine's processor; with static also one that
-// needs a dynamic loader.
+// checkELF returns an error for a file that is not an ELF program of this machine's processor; with static set, also
+// for a dynamically linked one.
 func checkELF(path string, static bool) error {
 	f, err := elf.Open(path)
 	if err != nil {
@@ -213,11 +213,11 @@ func checkELF(path string, static bool) error {
 	defer f.Close()
 	want := map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64}[runtime.GOARCH]
 	if f.Machine != want {
-		return fmt.Errorf("it is built for %v, not %v", f.Machine, want)
+		return fmt.Errorf("built for %v, want %v", f.Machine, want)
 	}
 	for _, p := range f.Progs {
 		if static && p.Type == elf.PT_INTERP {
-			return errors.New("it is not static (build it with CGO_ENABLED=0)")
+			return errors.New("not statically linked (build it with CGO_ENABLED=0)")
 		}
 	}
 	return nil

@@ -10,13 +10,13 @@ import (
 	"strings"
 )
 
-// Bounds of a recipe. They keep a mistyped number from asking for a whole host.
+// Limits of a recipe. They keep a mistyped number from claiming a whole host.
 const (
 	maxVCPUs     = 32
 	minMemoryMiB = 64
 	maxMemoryMiB = 256 << 10
 	minDiskMiB   = 128
-	minDataMiB   = 32 // there must be room for the journal
+	minDataMiB   = 32 // room for the journal
 	maxDiskMiB   = 2 << 20
 	maxLimit     = 1_000_000
 	maxList      = 500
@@ -41,7 +41,7 @@ var (
 	variants    = []string{"minbase", "essential", "apt", "important", "standard"}
 )
 
-// checker collects problems, so that a person mends a recipe once.
+// checker collects problems, so that a person sees all of them at once.
 type checker struct{ problems []error }
 
 func (c *checker) that(ok bool, field, format string, args ...any) {
@@ -232,7 +232,7 @@ func (r Recipe) checkDisks(c *checker) {
 	}
 }
 
-// within tells whether one path is another or below it.
+// within reports whether path a is b or below it.
 func within(a, b string) bool { return strings.HasPrefix(a+"/", b+"/") }
 
 func (p Part) check(c *checker, field string) {
@@ -295,13 +295,13 @@ func (s Start) check(c *checker, field string) {
 	}
 }
 
-// checkFiles wants every file that the recipe names to be there.
+// checkFiles checks that every file named by the recipe exists.
 func (r Recipe) checkFiles() error {
 	var c checker
 	for i, p := range r.Parts {
 		for _, name := range []string{p.PyPI, p.File} {
 			_, ok := r.Files[name]
-			c.that(name == "" || ok, fmt.Sprintf("parts[%d]", i), "names %q, which is not beside the recipe", name)
+			c.that(name == "" || ok, fmt.Sprintf("parts[%d]", i), "file %q is not in the recipe's directory", name)
 		}
 	}
 	return errors.Join(c.problems...)

@@ -14,34 +14,33 @@ import (
 	"go.yaml.in/yaml/v4"
 )
 
-// Options change what recipe files say. The zero value changes nothing.
+// Options change the content of recipe files. The zero value changes nothing.
 type Options struct {
-	// Params are values for parameters, by "template.parameter"; the name of a variant is a template's too.
+	// Params are values for parameters, by "template.parameter"; the name of a variant counts as a template's.
 	Params map[string]string
 }
 
-// recipeFile describes a template; readmeFile beside it is for people and no part of it.
+// recipeFile describes a template; readmeFile beside it is documentation and not part of the template.
 const (
 	recipeFile = "recipe.yaml"
 	readmeFile = "README.md"
 )
 
-// maxFile bounds one file beside a recipe, in bytes, and maxFiles their number.
+// maxFile limits one file beside a recipe, in bytes, and maxFiles their number.
 const (
 	maxFile  = 1 << 20
 	maxFiles = 50
 )
 
-// Builtin gives the recipes that come with the program, by name.
+// Builtin returns the recipes that come with the program, by name.
 func Builtin(opt Options) (map[string]Recipe, error) { return Load(templates.Files, opt) }
 
-// Load reads <name>/recipe.yaml of every directory of a file system, with the files beside it, and checks
-// that names and aliases mean one template each.
+// Load reads <name>/recipe.yaml of every directory, with its other files, and validates them.
 //
-// A recipe file has two keys that a Recipe has not. "params" maps names to values; {{name}} in any text of
-// the file stands for the value. "variants" maps names to documents that are laid over the file: maps are
-// joined, everything else is replaced. Variant v of template t is the template "t.v"; it has no aliases
-// unless it names its own, and is hidden unless it says that it is not.
+// It also checks that every name and alias belongs to one template. A recipe file has two keys that Recipe does not
+// have. "params" maps names to values; {{name}} in any text of the file is replaced by the value. "variants" maps
+// names to documents that are merged over the file: maps are joined, everything else is replaced. Variant v of
+// template t is the template "t.v"; it has no aliases unless it sets its own, and is hidden unless it says otherwise.
 func Load(files fs.FS, opt Options) (map[string]Recipe, error) {
 	paths, err := fs.Glob(files, "*/"+recipeFile)
 	if err != nil {
@@ -67,7 +66,7 @@ func Load(files fs.FS, opt Options) (map[string]Recipe, error) {
 	return all, nil
 }
 
-// family gives the template of a directory and its variants.
+// family returns the template of a directory and its variants.
 func family(files fs.FS, name string, opt Options) ([]Recipe, error) {
 	beside, err := readFiles(files, name)
 	if err != nil {
@@ -79,11 +78,11 @@ func family(files fs.FS, name string, opt Options) ([]Recipe, error) {
 	}
 	delete(beside, recipeFile)
 	if base["name"] != name {
-		return nil, fmt.Errorf("the recipe names itself %q; name and directory must be the same", base["name"])
+		return nil, fmt.Errorf("the recipe's name is %q; name and directory must be the same", base["name"])
 	}
 	variants, ok := take(base, "variants")
 	if !ok {
-		return nil, errors.New("recipe: variants: is no map of names to documents")
+		return nil, errors.New("recipe: variants: must be a map of names to documents")
 	}
 	documents := map[string]map[string]any{name: base}
 	for v, over := range variants {
@@ -114,7 +113,7 @@ func family(files fs.FS, name string, opt Options) ([]Recipe, error) {
 	return list, problems
 }
 
-// build makes a recipe of a document without variants.
+// build makes a recipe from a document without variants.
 func build(document map[string]any, name string, opt Options) (Recipe, error) {
 	document = maps.Clone(document)
 	params, err := parameters(document, name, opt)
@@ -134,7 +133,7 @@ func build(document map[string]any, name string, opt Options) (Recipe, error) {
 	for _, n := range r.Needs {
 		value, ok := params[n]
 		if !ok {
-			err = errors.Join(err, fmt.Errorf("recipe: needs: there is no parameter %q", n))
+			err = errors.Join(err, fmt.Errorf("recipe: needs: unknown parameter %q", n))
 		}
 		if value == "" {
 			r.Missing = append(r.Missing, n)
@@ -145,7 +144,7 @@ func build(document map[string]any, name string, opt Options) (Recipe, error) {
 
 func decode(data []byte) (map[string]any, error) {
 	if len(data) > MaxBytes {
-		return nil, fmt.Errorf("recipe has %d bytes; at most %d are read", len(data), MaxBytes)
+		return nil, fmt.Errorf("recipe has %d bytes, at most %d are allowed", len(data), MaxBytes)
 	}
 	var out map[string]any
 	if err := yaml.Load(data, &out); err != nil {
@@ -161,7 +160,7 @@ func readFiles(files fs.FS, dir string) (map[string][]byte, error) {
 		return nil, err
 	}
 	if len(list) > maxFiles {
-		return nil, fmt.Errorf("there are %d files; at most %d are read", len(list), maxFiles)
+		return nil, fmt.Errorf("directory has %d files, at most %d are allowed", len(list), maxFiles)
 	}
 	out := map[string][]byte{}
 	for _, e := range list {
@@ -173,14 +172,14 @@ func readFiles(files fs.FS, dir string) (map[string][]byte, error) {
 			return nil, err
 		}
 		if len(data) > maxFile {
-			return nil, fmt.Errorf("%s has %d bytes; at most %d are read", e.Name(), len(data), maxFile)
+			return nil, fmt.Errorf("%s has %d bytes, at most %d are allowed", e.Name(), len(data), maxFile)
 		}
 		out[e.Name()] = data
 	}
 	return out, nil
 }
 
-// take removes a map from a document; one that is missing is empty.
+// take removes a map from a document and returns it. A missing map is empty.
 func take(document map[string]any, key string) (map[string]any, bool) {
 	v, there := document[key]
 	delete(document, key)
@@ -188,7 +187,7 @@ func take(document map[string]any, key string) (map[string]any, bool) {
 	return m, ok || !there || v == nil
 }
 
-// join lays over over base: maps are joined, everything else is replaced. Neither is changed.
+// join merges over into base: maps are joined, everything else is replaced. Neither argument is changed.
 func join(base, over map[string]any) map[string]any {
 	out := maps.Clone(base)
 	for k, v := range over {
@@ -201,18 +200,18 @@ func join(base, over map[string]any) map[string]any {
 	return out
 }
 
-// parameters takes the parameters out of a document, with the values that the options give.
+// parameters removes the parameters from a document and returns them with the values of the options.
 func parameters(document map[string]any, name string, opt Options) (map[string]string, error) {
 	params, ok := take(document, "params")
 	if !ok {
-		return nil, errors.New("recipe: params: is no map of names to values")
+		return nil, errors.New("recipe: params: must be a map of names to values")
 	}
 	out := map[string]string{}
 	for k, v := range params {
 		switch v.(type) {
 		case string, int, bool, nil:
 		default:
-			return nil, fmt.Errorf("recipe: params.%s: is no text; put it into quotes", k)
+			return nil, fmt.Errorf("recipe: params.%s: must be a string; put it into quotes", k)
 		}
 		if out[k] = ""; v != nil {
 			out[k] = fmt.Sprint(v)
@@ -229,7 +228,7 @@ func parameters(document map[string]any, name string, opt Options) (map[string]s
 
 var paramForm = regexp.MustCompile(`\{\{[^{}]*\}\}`)
 
-// fill puts values in the place of parameters in every text of a document.
+// fill replaces the parameters in every text of a document by their values.
 func fill(v any, params map[string]string) (any, error) {
 	var problems error
 	switch v := v.(type) {
@@ -238,7 +237,8 @@ func fill(v any, params map[string]string) (any, error) {
 			name := strings.TrimSpace(ref[2 : len(ref)-2])
 			value, ok := params[name]
 			if !ok {
-				problems = errors.Join(problems, fmt.Errorf("recipe: params: there is no %q, and a text uses it", name))
+				problems = errors.Join(problems,
+					fmt.Errorf("recipe: params: unknown parameter %q is used in a text", name))
 			}
 			return value
 		})
@@ -283,7 +283,7 @@ func unique(all map[string]Recipe) error {
 	return problems
 }
 
-// unused names parameters that the options give and no template has.
+// unused returns an error for parameters in the options that no template has.
 func unused(all map[string]Recipe, opt Options) error {
 	var problems error
 	for _, key := range slices.Sorted(maps.Keys(opt.Params)) {
@@ -291,14 +291,14 @@ func unused(all map[string]Recipe, opt Options) error {
 		if at < 0 || !slices.Contains(all[key[:max(at, 0)]].Params, key[at+1:]) {
 			problems = errors.Join(
 				problems,
-				fmt.Errorf("template parameter %q: no template has it; give template.parameter", key),
+				fmt.Errorf("template parameter %q: no template has it; write template.parameter", key),
 			)
 		}
 	}
 	return problems
 }
 
-// Resolve finds a recipe by name or alias.
+// Resolve returns a recipe by name or alias.
 func Resolve(all map[string]Recipe, name string) (Recipe, bool) {
 	if r, ok := all[name]; ok {
 		return r, true

@@ -44,35 +44,35 @@ func TestParametersAndVariants(t *testing.T) {
 		recipe.Options{Params: map[string]string{"t.version": "2.0", "t.hash": "", "t.v.suite": "jammy"}},
 	)
 	if err != nil || len(all) != 2 {
-		t.Fatalf("%d recipes, %v", len(all), err)
+		t.Fatalf("Load: got %d recipes, error %v", len(all), err)
 	}
 	r, v := all["t"], all["t.v"]
 	if p := r.Parts[0]; p.Version != "2.0" || p.To != "/opt/n/2.0" || p.Hash != "" || r.Distribution.Suite != "" {
-		t.Errorf("the values of the options are not there: %+v", r)
+		t.Errorf("the recipe lacks the values of the options: %+v", r)
 	}
 	if s := r.Start[0]; s.Command != "serve $X" || s.User != "user" || s.Dir != "/home/user" {
-		t.Errorf("start %+v", s)
+		t.Errorf("got start %+v", s)
 	}
 	if p := v.Parts[0]; p.Version != "1.0" || v.Distribution.Suite != "jammy" || v.MemoryMiB != 1024 ||
 		!slices.Equal(v.Distribution.Packages, []string{"rr"}) {
-		t.Errorf("variant %+v", v)
+		t.Errorf("got variant %+v", v)
 	}
 	if !v.Hidden || len(v.Aliases) != 0 || v.Name != "t.v" || !slices.Equal(v.Missing, []string{"mirror"}) ||
 		len(r.Missing) != 0 {
-		t.Errorf("variant %+v", v)
+		t.Errorf("got variant %+v", v)
 	}
 	if string(r.Files["f.sh"]) != "f" || string(r.Files[recipe.CheckFile]) != "c" || len(r.Files) != 2 {
-		t.Errorf("files %v", r.Files)
+		t.Errorf("got files %v", r.Files)
 	}
 	if r.Digest() == v.Digest() {
-		t.Error("variants have one digest")
+		t.Error("a variant has the digest of its template")
 	}
 }
 
-func TestLoadRefuses(t *testing.T) {
+func TestLoadRefusesInvalidRecipes(t *testing.T) {
 	for name, c := range map[string]struct{ old, new, want string }{
-		"unknown parameter":  {"{{version}}", "{{vresion}}", `there is no "vresion"`},
-		"missing file":       {"file: f.sh", "file: g.sh", `"g.sh", which is not beside the recipe`},
+		"unknown parameter":  {"{{version}}", "{{vresion}}", `unknown parameter "vresion"`},
+		"missing file":       {"file: f.sh", "file: g.sh", `"g.sh" is not in the recipe's directory`},
 		"file elsewhere":     {"file: f.sh", "file: ../f.sh", "beside the recipe"},
 		"two kinds":          {"file: f.sh", "go: a/b, file: f.sh", "says 2 of npm, pypi, go and file"},
 		"no kind":            {"file: f.sh, ", "", "says 0 of"},
@@ -84,31 +84,31 @@ func TestLoadRefuses(t *testing.T) {
 		"number":             {`version: "1.0"`, `version: 1.0`, "put it into quotes"},
 		"start of nothing":   {", command: serve $X", "", "command and context"},
 		"start of both":      {"command: serve $X", "command: x, context: python", "command and context"},
-		"unknown need":       {"needs: [mirror]", "needs: [other]", `no parameter "other"`},
+		"unknown need":       {"needs: [mirror]", "needs: [other]", `unknown parameter "other"`},
 		"unknown field":      {"    memory_mib: 1024", "    memory: 1024", "memory"},
 		"variants no map":    {"variants:\n  v:", "variants:\n  - v:", "variants"},
 		"variant's name":     {"  v:\n    params", "  V V:\n    params", "is no name"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if !strings.Contains(family, c.old) {
-				t.Fatalf("the recipe has no %q", c.old)
+				t.Fatalf("the test's recipe does not contain %q", c.old)
 			}
 			_, err := load(t, strings.Replace(family, c.old, c.new, 1), recipe.Options{})
 			if err == nil || !strings.Contains(err.Error(), c.want) {
-				t.Errorf("error %v, want one with %q", err, c.want)
+				t.Errorf("Load: got error %v, want one that contains %q", err, c.want)
 			}
 		})
 	}
 	for _, key := range []string{"t.none", "none.version", "version"} {
 		if _, err := load(t, family, recipe.Options{Params: map[string]string{key: "x"}}); err == nil ||
 			!strings.Contains(err.Error(), key) {
-			t.Errorf("parameter %s: %v", key, err)
+			t.Errorf("parameter %s: got error %v", key, err)
 		}
 	}
 }
 
-// Every template that comes with the program has a README and a check, pins what does not come from its
-// distribution, and names no address of a registry.
+// TestBuiltinIsComplete checks that every template that comes with the program has a README and a check, pins content
+// from outside its distribution, and contains no address of a registry.
 func TestBuiltinIsComplete(t *testing.T) {
 	all, err := recipe.Builtin(recipe.Options{})
 	if err != nil {
@@ -117,7 +117,7 @@ func TestBuiltinIsComplete(t *testing.T) {
 	for _, name := range []string{"base", "code-interpreter", "agent", "browser", "postgres-16", "claude-agent"} {
 		r, ok := all[name]
 		if !ok {
-			t.Errorf("there is no template %s", name)
+			t.Errorf("template %s is missing", name)
 			continue
 		}
 		if len(r.Files[recipe.CheckFile]) == 0 {
@@ -136,7 +136,7 @@ func TestBuiltinIsComplete(t *testing.T) {
 	for name, r := range all {
 		for file, data := range r.Files {
 			if strings.Contains(string(data), "https://") {
-				t.Errorf("%s: %s names an address", name, file)
+				t.Errorf("%s: %s contains an address", name, file)
 			}
 		}
 	}
@@ -153,7 +153,7 @@ func FuzzLoad(f *testing.F) {
 		}
 		for name, r := range all {
 			if r.Name != name || r.Digest() == "" {
-				t.Errorf("%s is %+v", name, r)
+				t.Errorf("recipe %s: got %+v", name, r)
 			}
 		}
 	})

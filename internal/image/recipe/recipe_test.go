@@ -16,13 +16,13 @@ func TestBuiltin(t *testing.T) {
 	}
 	base, ok := recipe.Resolve(all, "ubuntu-24.04")
 	if !ok || base.Name != "base" || base.User != "user" || base.Home() != "/home/user" || base.MemoryMiB != 512 {
-		t.Errorf("ubuntu-24.04 is %+v", base)
+		t.Errorf("ubuntu-24.04: got %+v", base)
 	}
 	if _, ok := recipe.Resolve(all, "no-such"); ok {
-		t.Error("resolved a name that nothing has")
+		t.Error("Resolve of an unknown name returned a recipe")
 	}
 	if mini := all["mini"]; !mini.Hidden || mini.Ready == "" {
-		t.Errorf("mini is %+v", mini)
+		t.Errorf("mini: got %+v", mini)
 	}
 }
 
@@ -32,11 +32,11 @@ func TestParseDefaults(t *testing.T) {
 		t.Fatal(err)
 	}
 	if r.VCPUs != 1 || r.MemoryMiB != 512 || r.Workdir != "/root" || r.Distribution.Variant != "minbase" {
-		t.Errorf("defaults are %+v", r)
+		t.Errorf("got defaults %+v", r)
 	}
 }
 
-func TestParseRefuses(t *testing.T) {
+func TestParseRefusesInvalidRecipes(t *testing.T) {
 	rows := map[string]struct{ text, want string }{
 		"unknown":   {"name: x\nmemory: 3\n", "memory"},
 		"duplicate": {"name: x\nname: y\n", "name"},
@@ -72,12 +72,12 @@ func TestParseRefuses(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			_, err := recipe.Parse([]byte(r.text))
 			if err == nil || !strings.Contains(err.Error(), r.want) {
-				t.Errorf("error %v, want one with %q", err, r.want)
+				t.Errorf("Parse: got error %v, want one that contains %q", err, r.want)
 			}
 		})
 	}
 	if _, err := recipe.Parse([]byte("name: x\n" + strings.Repeat("#", recipe.MaxBytes))); err == nil {
-		t.Error("read a recipe of any size")
+		t.Error("Parse of a recipe that is too large: got no error")
 	}
 }
 
@@ -92,7 +92,7 @@ func TestDigest(t *testing.T) {
 	d := a
 	d.Disks = []recipe.Disk{{Name: "data", SizeMiB: 64, Mount: "/data"}}
 	if a.Digest() != b.Digest() || a.Digest() == c.Digest() || a.Digest() == d.Digest() {
-		t.Error("the digest does not follow what is baked")
+		t.Error("Digest does not depend on exactly the baked fields")
 	}
 }
 
@@ -102,11 +102,11 @@ func TestLoadRefusesAmbiguity(t *testing.T) {
 		"b/recipe.yaml": {Data: []byte("name: b\naliases: [c]\n")},
 	}
 	if _, err := recipe.Load(files, recipe.Options{}); err == nil || !strings.Contains(err.Error(), `"c" names both`) {
-		t.Errorf("error %v", err)
+		t.Errorf("Load: got error %v", err)
 	}
 	files = fstest.MapFS{"a/recipe.yaml": {Data: []byte("name: b\n")}}
 	if _, err := recipe.Load(files, recipe.Options{}); err == nil {
-		t.Error("a recipe has another name than its directory")
+		t.Error("Load of a recipe named unlike its directory: got no error")
 	}
 }
 
@@ -124,7 +124,7 @@ func FuzzParse(f *testing.F) {
 			return
 		}
 		if r.Name == "" || r.VCPUs < 1 || r.Digest() == "" {
-			t.Errorf("parsed into %+v", r)
+			t.Errorf("Parse: got %+v", r)
 		}
 	})
 }
