@@ -110,7 +110,7 @@ func TestForkBomb(t *testing.T) {
 	spec := jail.Spec{Devices: []string{"/dev/null"}, Binds: []jail.Bind{{Path: fifo, Target: "/fifo"}}}
 	exit, output := run(t, jailed(shell(forkBombScript, "/fifo"), g, spec))
 	if exit.Code == 0 || !strings.Contains(output, "Cannot fork") {
-		t.Errorf("%v: %s", exit, output)
+		t.Errorf("program in the jail: got %v, output %s; want it stopped by the limit", exit, output)
 	}
 	if strings.Contains(output, fmt.Sprintf("\n%d\n", most)) {
 		t.Errorf("got more processes than the limit of %d: %s", most, output)
@@ -131,7 +131,7 @@ func TestMemoryHog(t *testing.T) {
 	g := f.group("hog", jail.Limits{MemoryMax: 64 << 20, PIDs: 64})
 	exit, output := run(t, jailed(command(t, "hog", fmt.Sprint(bytes)), g, jail.Spec{}))
 	if exit.Signal != syscall.SIGKILL {
-		t.Errorf("%v: %s", exit, output)
+		t.Errorf("program in the jail: got %v, output %s; want it stopped by the limit", exit, output)
 	}
 	if s, err := g.Stats(); err != nil || s.OOMKills == 0 {
 		t.Errorf("Stats() = %+v, %v; want OOM kills", s, err)
@@ -266,7 +266,7 @@ func TestStartRefuses(t *testing.T) {
 			&syscall.ProcAttr{Sys: &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 7, Gid: 7}}},
 		)
 		if err == nil || !strings.Contains(err.Error(), "permission denied") {
-			t.Errorf("got %v", err)
+			t.Errorf("Start() = %v, want permission denied", err)
 		}
 	})
 	mounts, err := os.ReadFile("/proc/self/mountinfo")
@@ -372,7 +372,7 @@ func TestDescriptors(t *testing.T) {
 		ours := strings.HasPrefix(target, "anon_inode:[event") || target == "/dev/null" ||
 			strings.HasPrefix(target, "/memfd:log")
 		if !ours { // the test program's runtime opens an epoll instance and an eventfd
-			t.Errorf("got unexpected descriptor %s: %s", e.Name(), target)
+			t.Errorf("got descriptor %s: %s, want it closed", e.Name(), target)
 		}
 	}
 }

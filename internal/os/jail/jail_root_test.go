@@ -151,7 +151,7 @@ func TestSweepAndAdopt(t *testing.T) {
 		t.Error("the process in the swept cgroup exited with success, want it killed")
 	}
 	if _, err := os.Stat("/proc/" + strconv.Itoa(in.Process.Pid)); err != nil {
-		t.Errorf("the process in the adopted cgroup is gone: %v", err)
+		t.Errorf("the process in the adopted cgroup has exited (%v), want it running", err)
 	}
 	if err := g.Destroy(ctx); err != nil {
 		t.Fatal(err)

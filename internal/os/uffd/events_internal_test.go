@@ -8,7 +8,7 @@ func FuzzAppendEvents(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		events, err := appendEvents(nil, data)
 		if err == nil && len(events) > len(data)/messageBytes {
-			t.Fatalf("got %d events from %d bytes", len(events), len(data))
+			t.Fatalf("got %d events from %d bytes, want at most one per message", len(events), len(data))
 		}
 		for _, e := range events {
 			if e.Kind != Fault && e.Kind != Remove && e.Kind != Unmap {

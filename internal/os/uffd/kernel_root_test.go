@@ -122,7 +122,7 @@ func TestFaultsOfAnotherProcess(t *testing.T) {
 		t.Fatalf("got events %+v, want a fault in page 1 of memory at %x", events, s.region.Base)
 	}
 	if n, err := s.fd.Copy(s.region.Base+uffd.Page, page); n != uffd.Page || err != nil {
-		t.Fatal(n, err)
+		t.Fatalf("Copy() = %d, %v; want the whole page", n, err)
 	}
 	wantDone(t, done)
 	if want := fmt.Sprintf("%x", sha256.Sum256(page)); got != want {
@@ -155,7 +155,7 @@ func TestRemoveEventBeforeCopy(t *testing.T) {
 	done := inBackground(func() error { return s.p.Drop(0, uffd.Page) })
 	w, err := s.fd.Wait(s.waker, s.peer, -1)
 	if err != nil || !w.Events {
-		t.Fatal(w, err)
+		t.Fatalf("Wait() = %+v, %v; want events", w, err)
 	}
 	if _, err := s.fd.Copy(s.region.Base+uffd.Page, page); !errors.Is(err, uffd.ErrAgain) {
 		t.Errorf("Copy before the remove event was read = %v, want ErrAgain", err)
@@ -214,7 +214,7 @@ func TestHugePages(t *testing.T) {
 		t.Fatalf("got events %+v, want one fault in page 1", events)
 	}
 	if n, err := s.fd.Copy(s.region.Base+uffd.Huge, data); n != uffd.Huge || err != nil {
-		t.Fatal(n, err)
+		t.Fatalf("Copy() = %d, %v; want the whole page", n, err)
 	}
 	wantDone(t, done)
 	if want := fmt.Sprintf("%x", sha256.Sum256(data[12345:12353])); got != want {

@@ -97,7 +97,7 @@ func TestRestartSyscall(t *testing.T) {
 			got := r.restartSyscall()
 			if (got[rRIP] == 998) != c.back || (got[rRAX] == uint64(c.call)) != c.restarted ||
 				got[rOrigRAX] != notInSyscall {
-				t.Errorf("got %+v", got)
+				t.Errorf("restartSyscall() = %+v, want back %v and restarted %v", got, c.back, c.restarted)
 			}
 		})
 	}
@@ -113,14 +113,14 @@ const someMaps = `00190000-00191000 rw-p 00000000 00:00 0
 func TestParseMaps(t *testing.T) {
 	got, err := parseMaps(someMaps)
 	if err != nil || len(got) != 5 {
-		t.Fatal(got, err)
+		t.Fatalf("parseMaps() = %v, %v; want 5 mappings", got, err)
 	}
 	if m := got[1]; m.name != "/usr/bin/a program" || m.inode != 42 || m.offset != 0x1000 ||
 		m.prot != unix.PROT_READ|unix.PROT_EXEC {
-		t.Errorf("got %+v", m)
+		t.Errorf("got mapping %+v, want a readable and executable one with a name", m)
 	}
 	if !got[3].shared || !got[4].ofKernel() {
-		t.Errorf("got %+v", got)
+		t.Errorf("got mappings %+v, want a shared one and one of the kernel", got[3:])
 	}
 }
 
@@ -296,7 +296,7 @@ func TestMapDelta(t *testing.T) {
 	}
 	c, err := MapDelta(f, validCheckpoint(), []Span{{minAddress, minAddress + pageSize}})
 	if err != nil || !bytes.Equal(slices.Concat(c.pages...), page) {
-		t.Fatalf("what was mapped is not what is there, %v", err)
+		t.Fatalf("MapDelta mapped other pages than the file has (%v)", err)
 	}
 	for range 2 { // the second pass must not change anything
 		if err := c.Close(); err != nil {
@@ -315,7 +315,7 @@ func TestMapDelta(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			if _, err := MapDelta(f, validCheckpoint(), spans); err == nil {
-				t.Error("it was mapped")
+				t.Error("MapDelta with wrong spans succeeded, want an error")
 			}
 		})
 	}

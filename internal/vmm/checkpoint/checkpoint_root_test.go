@@ -199,16 +199,16 @@ func TestDumpWhileThreadsExit(t *testing.T) {
 		},
 	)
 	limit := time.Now().Add(2 * time.Minute)
-	for capture := 0; capture < 40; {
+	for dumps := 0; dumps < 40; {
 		_, err := checkpoint.Dump(p.PID(), checkpoint.Options{Role: role})
 		if err == nil {
-			capture++
+			dumps++
 		} else if !errors.Is(err, checkpoint.ErrUnsupported) {
 			// ErrUnsupported: at that moment no thread was in a system call
 			t.Fatal(err)
 		}
 		if time.Now().After(limit) {
-			t.Fatalf("got %d of 40 dumps; the last error: %v", capture, err)
+			t.Fatalf("got %d of 40 dumps; the last error: %v", dumps, err)
 		}
 	}
 	select {

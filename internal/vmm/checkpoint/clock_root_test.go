@@ -83,7 +83,7 @@ func clockReport(t *testing.T, c *conn) (clock, turns int) {
 	t.Helper()
 	report := strings.Fields(c.request(t, ""))
 	if len(report) != 2 {
-		t.Fatalf("got %q", report)
+		t.Fatalf("got report %q, want two numbers", report)
 	}
 	clock, err := strconv.Atoi(report[0])
 	if err != nil {

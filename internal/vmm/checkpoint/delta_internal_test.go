@@ -68,7 +68,7 @@ func TestXORDelta(t *testing.T) {
 	}
 	pages := len(over)/pageSize - len(equal)
 	if packed.Len() != pages*pageSize || packed.Len()-bytes.Count(packed.Bytes(), []byte{0}) != pages {
-		t.Errorf("%d bytes, of which %d are not zero, for %d pages of which each has one byte changed",
+		t.Errorf("got %d bytes with %d that are not zero, want %d pages with one each",
 			packed.Len(), packed.Len()-bytes.Count(packed.Bytes(), []byte{0}), pages)
 	}
 

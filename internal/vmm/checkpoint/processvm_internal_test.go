@@ -41,7 +41,7 @@ func TestTransferManySpans(t *testing.T) {
 	for i := range spans {
 		pages[i] = buf[i*pageSize/2 : (i+1)*pageSize/2]
 		if pages[i][0] != byte(i) {
-			t.Fatalf("span %d was not read", i)
+			t.Fatalf("span %d was not read, want all", i)
 		}
 		pages[i][1] = byte(i + 1)
 	}
@@ -50,7 +50,7 @@ func TestTransferManySpans(t *testing.T) {
 	}
 	for i := range spans {
 		if mem[i*pageSize+1] != byte(i+1) {
-			t.Fatalf("span %d was not written", i)
+			t.Fatalf("span %d was not written, want all", i)
 		}
 		pages[i][1] = byte(i + 2)
 	}
@@ -59,7 +59,7 @@ func TestTransferManySpans(t *testing.T) {
 	}
 	for i := range spans {
 		if mem[i*pageSize+1] != byte(i+2) {
-			t.Fatalf("page %d was not written", i)
+			t.Fatalf("page %d was not written, want all", i)
 		}
 	}
 }

@@ -30,7 +30,7 @@ func TestCheckRelease(t *testing.T) {
 		err = CheckRelease(v)
 		var faulty *RefusedReleaseError
 		if usable != (err == nil) || err != nil && (!errors.As(err, &faulty) || faulty.Version != v) {
-			t.Errorf("%s: got %v", text, err)
+			t.Errorf("CheckRelease(%s) = %v, want it usable: %v", text, err, usable)
 		}
 	}
 	if f := Advisories(fcapi.Version{Major: 1, Minor: 15, Patch: 1}); len(f) == 0 || f[0].Severity == Refused {
@@ -49,7 +49,7 @@ func TestCheckJailerRelease(t *testing.T) {
 			t.Fatal(err)
 		}
 		if err := checkJailerRelease(v); faulty != (err != nil) {
-			t.Errorf("%s: got %v", text, err)
+			t.Errorf("checkJailerRelease(%s) = %v, want an error: %v", text, err, faulty)
 		}
 	}
 }
@@ -78,7 +78,7 @@ func TestChannelSendsPendingWrites(t *testing.T) {
 	defer c.Close()
 	for _, part := range []string{"one ", "two "} {
 		if n, err := c.Write([]byte(part)); err != nil || n != len(part) {
-			t.Fatal(n, err)
+			t.Fatalf("Write() = %d, %v; want %d, nil", n, err, len(part))
 		}
 	}
 	ours, theirs := pipe(t)

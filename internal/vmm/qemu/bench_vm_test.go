@@ -26,7 +26,7 @@ func execTrue(b *testing.B, m *vmmtest.Machine) {
 		b.Fatal(err)
 	}
 	if r, err := vmmtest.Collect(b.Context(), p); err != nil || r.Exit.Code != 0 {
-		b.Fatal(r, err)
+		b.Fatalf("true in the guest: %+v, %v", r, err)
 	}
 }
 

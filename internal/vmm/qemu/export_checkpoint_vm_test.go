@@ -32,20 +32,20 @@ func testExportImport(t *testing.T, h *vmmtest.Host) {
 	}
 	image, disk := h.Save(t, m)
 	from := h.Driver.(vmm.CheckpointExporter)
-	parcel, err := from.ExportCheckpoint(t.Context(), image)
-	if err != nil || parcel == nil {
-		t.Fatalf("got %v, %v", parcel, err)
+	exported, err := from.ExportCheckpoint(t.Context(), image)
+	if err != nil || exported == nil {
+		t.Fatalf("ExportCheckpoint() = %v, %v; want a checkpoint", exported, err)
 	}
-	defer parcel.Content.Close()
+	defer exported.Content.Close()
 	origin, err := from.ExportCheckpoint(t.Context(), h.Image)
 	if err != nil || origin == nil {
-		t.Fatalf("got %v, %v", origin, err)
+		t.Fatalf("ExportCheckpoint() of the template = %v, %v; want a checkpoint", origin, err)
 	}
 	defer origin.Content.Close()
 	l := h.Lab
 	l.Dir = filepath.Join(h.Lab.Dir, "other")
-	there := vmm.Image{Dir: filepath.Join(l.Dir, "image"), Manifest: image.Manifest}
-	if err := os.MkdirAll(there.Dir, 0o711); err != nil {
+	imported := vmm.Image{Dir: filepath.Join(l.Dir, "image"), Manifest: image.Manifest}
+	if err := os.MkdirAll(imported.Dir, 0o711); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
@@ -54,7 +54,7 @@ func testExportImport(t *testing.T, h *vmmtest.Host) {
 		}
 	})
 	for _, f := range image.Manifest.Files {
-		if err := os.Link(filepath.Join(image.Dir, f.Name), filepath.Join(there.Dir, f.Name)); err != nil {
+		if err := os.Link(filepath.Join(image.Dir, f.Name), filepath.Join(imported.Dir, f.Name)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -68,20 +68,20 @@ func testExportImport(t *testing.T, h *vmmtest.Host) {
 		}
 	})
 	about := map[string]json.RawMessage{}
-	if err := json.Unmarshal(parcel.Description, &about); err != nil {
+	if err := json.Unmarshal(exported.Description, &about); err != nil {
 		t.Fatal(err)
 	}
 	about["clock"] = fmt.Append(nil, int64(1000*time.Hour))
-	if parcel.Description, err = json.Marshal(about); err != nil {
+	if exported.Description, err = json.Marshal(about); err != nil {
 		t.Fatal(err)
 	}
 	err = d.ImportCheckpoint(
 		t.Context(),
-		there,
+		imported,
 		vmm.CheckpointSource{
-			Description: parcel.Description,
+			Description: exported.Description,
 			Fetch: func(_ context.Context, first bool, to io.WriterAt) (int64, error) {
-				from := parcel
+				from := exported
 				if first {
 					from = origin
 				}
@@ -92,10 +92,10 @@ func testExportImport(t *testing.T, h *vmmtest.Host) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if known, err := d.HasCheckpoint(there); err != nil || !known {
-		t.Fatalf("got %v, %v", known, err)
+	if known, err := d.HasCheckpoint(imported); err != nil || !known {
+		t.Fatalf("HasCheckpoint() = %v, %v; want true, nil", known, err)
 	}
-	far := &vmmtest.Host{Lab: l, Driver: d, Image: there, Disk: disk}
+	far := &vmmtest.Host{Lab: l, Driver: d, Image: imported, Disk: disk}
 	n := far.Restore(t)
 	check := func(n *vmmtest.Machine) {
 		t.Helper()
@@ -121,10 +121,10 @@ func testExportImport(t *testing.T, h *vmmtest.Host) {
 		check(child)
 	}
 	check(n)
-	far.Image.Memory = mappedMemory{filepath.Join(there.Dir, "memory")}
+	far.Image.Memory = mappedMemory{filepath.Join(imported.Dir, "memory")}
 	n = far.Restore(t)
 	check(n)
-	if flags := flagsOf(t, n.PID(), there.Dir); !strings.Contains(flags, " rr ") {
+	if flags := flagsOf(t, n.PID(), imported.Dir); !strings.Contains(flags, " rr ") {
 		t.Errorf("the monitor's memory mapping has the flags%s, want rr (random read)", flags)
 	}
 }
@@ -143,8 +143,8 @@ func flagsOf(t *testing.T, pid int, dir string) string {
 		t.Fatal(err)
 	}
 	_, rest, found := strings.Cut(string(maps), dir+"/memory\n")
-	_, rest, there := strings.Cut(rest, "VmFlags:")
-	if !found || !there {
+	_, rest, imported := strings.Cut(rest, "VmFlags:")
+	if !found || !imported {
 		t.Fatal("the monitor does not map the memory file")
 	}
 	flags, _, _ := strings.Cut(rest, "\n")

@@ -42,7 +42,7 @@ func testGuestExit(t *testing.T, h *vmmtest.Host, key, want string) {
 func testConsole(t *testing.T, h *vmmtest.Host) {
 	m := h.Restore(t)
 	if r := m.Run(t, "seq 1 20000 > /dev/console; echo the end > /dev/console"); r.Exit.Code != 0 {
-		t.Fatalf("got %+v", r)
+		t.Fatalf("got %+v, want exit code 0", r)
 	}
 	text, err := m.Machine.(interface {
 		Console(context.Context) ([]byte, error)
@@ -191,7 +191,8 @@ func testNothingLeft(t *testing.T, h *vmmtest.Host) {
 		}
 		if time.Now().After(deadline) {
 			t.Fatalf(
-				"after %d rounds: files %d to %d, goroutines %d to %d, mappings %d to %d",
+				"after %d rounds: files went from %d to %d, goroutines from %d to %d, mappings from %d to %d; want "+
+					"no growth",
 				rounds,
 				files,
 				f,

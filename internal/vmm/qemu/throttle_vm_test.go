@@ -22,7 +22,7 @@ func testRates(t *testing.T, h *vmmtest.Host) {
 	wantThrottles(t, m, bound)
 	began := time.Now()
 	if r := m.Run(t, "dd if=/dev/vda of=/dev/null iflag=direct bs=1M count=8"); r.Exit.Code != 0 {
-		t.Fatalf("got %+v", r)
+		t.Fatalf("got %+v, want exit code 0", r)
 	}
 	// One request may exceed the burst of a tenth of a second. A loaded host takes longer.
 	if took := time.Since(began); took < 700*time.Millisecond {

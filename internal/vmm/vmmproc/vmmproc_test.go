@@ -253,7 +253,7 @@ func TestWithExitReason(t *testing.T) {
 		if got := l.WithExitReason(t.Context(), err); !errors.Is(got, vmm.ErrGone) ||
 			!strings.Contains(got.Error(), "status 3") ||
 			errors.Is(got, other) != (err == other) {
-			t.Errorf("WithExitReason(%v) = %v", err, got)
+			t.Errorf("WithExitReason(%v) = %v, want ErrGone with the reason", err, got)
 		}
 	}
 	if l.WithExitReason(t.Context(), nil) != nil {

@@ -174,7 +174,7 @@ func TestResponses(t *testing.T) {
 	client, _ = newTestClient(t, old, httpResponse("200 ",
 		`{"id":"m1","state":"Paused","vmm_version":"1.15.1","app_name":"FC"}`))
 	if i, err := client.Instance(t.Context()); err != nil || i.State != fcapi.StatePaused || i.ID != "m1" {
-		t.Errorf("got %+v, %v", i, err)
+		t.Errorf("Instance() = %+v, %v; want a paused m1", i, err)
 	}
 	client, _ = newTestClient(t, old, "")
 	if err := client.Pause(t.Context()); !errors.Is(err, fcapi.ErrClosed) {

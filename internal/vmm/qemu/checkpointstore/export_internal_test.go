@@ -137,7 +137,7 @@ func TestImport(t *testing.T) {
 				}
 				got, err := p.to.Find(dir)
 				if err != nil || got == nil || got.FDSet != 3 || got.ClockOffset != 0 || got.Process.Boot != p.to.boot {
-					t.Fatalf("got %+v, %v", got, err)
+					t.Fatalf("Find() = %+v, %v; want the imported checkpoint", got, err)
 				}
 				for path, want := range map[string]int{got.contentPath: 4096, got.deltaPath: 2 * 4096} {
 					if data, err := os.ReadFile(path); err != nil || !bytes.Equal(data, testContent(want)) {
@@ -168,7 +168,7 @@ func TestImportWithLaterClock(t *testing.T) {
 	p.must(err)
 	got, err := p.to.Find(dir)
 	if err != nil || got == nil || got.ClockOffset < 999*time.Hour || got.ClockOffset > 1000*time.Hour {
-		t.Fatalf("got %+v, %v", got, err)
+		t.Fatalf("Find() = %+v, %v; want the imported checkpoint", got, err)
 	}
 }
 

@@ -69,7 +69,7 @@ func TestResponseToEarlierConnection(t *testing.T) {
 	}
 	var status struct{ Status string }
 	if err := call.Wait(t.Context(), &status); err != nil || status.Status != "paused" {
-		t.Errorf("got %+v, %v", status, err)
+		t.Errorf("Wait() = %+v, %v; want paused", status, err)
 	}
 }
 
@@ -92,7 +92,7 @@ func TestPipeline(t *testing.T) {
 	}
 	var status struct{ Status string }
 	if err := first.Wait(t.Context(), &status); err != nil || status.Status != "running" {
-		t.Errorf("got %+v, %v", status, err)
+		t.Errorf("Wait() = %+v, %v; want running", status, err)
 	}
 	var refused *Error
 	if err := second.Wait(t.Context(), nil); !errors.As(err, &refused) || refused.Command != "getfd" ||
