@@ -115,7 +115,8 @@ func (h *Host) Open(ctx context.Context) error {
 		cfg.ReclaimSpace = h.deps.Objects.Cache.Evict
 	}
 	cfg.Dir = filepath.Join(h.cfg.DataDir, machinesDir)
-	deps.Store, deps.Emit, deps.Log = store, h.hub.emit, h.deps.Log
+	deps.Store, deps.Log = store, h.deps.Log
+	deps.Emit = func(e machine.Event) { h.hub.emit(eventOf(e)) }
 	machines, err := machine.New(cfg, deps)
 	if err != nil {
 		return err

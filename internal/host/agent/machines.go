@@ -10,6 +10,7 @@ import (
 
 	"github.com/pandastack/pandastack/internal/contract/guestpipe"
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
+	"github.com/pandastack/pandastack/internal/host/machine"
 	"github.com/pandastack/pandastack/internal/host/snapshot"
 )
 
@@ -30,7 +31,7 @@ func (h *Host) Create(ctx context.Context, req hostapi.Create) (hostapi.Machine,
 		if err != nil {
 			return hostapi.Machine{}, err
 		}
-		return h.owned(h.machines.Create(ctx, req, ref, ""))
+		return h.owned(h.machines.Create(ctx, createRequest(req), ref, ""))
 	}
 	// A new generation may take the place of the one just found; once is all it can be in our time.
 	for again := 0; ; again++ {
@@ -42,7 +43,7 @@ func (h *Host) Create(ctx context.Context, req hostapi.Create) (hostapi.Machine,
 		if cold {
 			mode = hostapi.BootCold
 		}
-		mc, err := h.machines.Create(ctx, req, snap.Ref, mode)
+		mc, err := h.machines.Create(ctx, createRequest(req), snap.Ref, mode)
 		if !errors.Is(err, snapshot.ErrNotFound) || again == 1 {
 			return h.owned(mc, err)
 		}
@@ -51,11 +52,17 @@ func (h *Host) Create(ctx context.Context, req hostapi.Create) (hostapi.Machine,
 
 // Fork implements hostapi.Host.
 func (h *Host) Fork(ctx context.Context, req hostapi.Fork) ([]hostapi.ForkResult, error) {
-	all, err := h.machines.Fork(ctx, req)
-	for i := range all {
-		all[i].Machine.Host = h.id
+	all, err := h.machines.Fork(ctx, forkRequest(req))
+	if err != nil {
+		return nil, err
 	}
-	return all, err
+	out := make([]hostapi.ForkResult, len(all))
+	for i, r := range all {
+		if out[i].Err = r.Err; r.Err == nil {
+			out[i].Machine = machineOf(h.id, r.Machine)
+		}
+	}
+	return out, nil
 }
 
 // Get implements hostapi.Host.
@@ -89,12 +96,12 @@ func (h *Host) recovered() error {
 	return nil
 }
 
-// owned adds this host's id to a machine.
-func (h *Host) owned(mc hostapi.Machine, err error) (hostapi.Machine, error) {
-	if err == nil {
-		mc.Host = h.id
+// owned returns the result of the machine manager as the contract describes it.
+func (h *Host) owned(v machine.View, err error) (hostapi.Machine, error) {
+	if err != nil {
+		return hostapi.Machine{}, err
 	}
-	return mc, err
+	return machineOf(h.id, v), nil
 }
 
 // List implements hostapi.Host. Machines that bake are not in it.
@@ -103,10 +110,11 @@ func (h *Host) List(context.Context) ([]hostapi.Machine, error) {
 		return nil, err
 	}
 	list := h.machines.List()
-	for i := range list {
-		list[i].Host = h.id
+	out := make([]hostapi.Machine, len(list))
+	for i, v := range list {
+		out[i] = machineOf(h.id, v)
 	}
-	return list, nil
+	return out, nil
 }
 
 // Pause implements hostapi.Host.
@@ -167,7 +175,8 @@ func (h *Host) DialGuest(ctx context.Context, id hostapi.MachineID) (hostapi.Gue
 
 // Usage implements hostapi.Host.
 func (h *Host) Usage(ctx context.Context, id hostapi.MachineID) (hostapi.Usage, error) {
-	return h.machines.Usage(ctx, id)
+	u, err := h.machines.Usage(ctx, id)
+	return hostapi.Usage(u), err
 }
 
 // Console implements hostapi.Host.

@@ -172,26 +172,26 @@ func (w *fixture) build(ctx context.Context, work, image string, log, step func(
 	)
 }
 
-func (w *fixture) Boot(_ context.Context, req machine.Boot) (hostapi.Machine, error) {
+func (w *fixture) Boot(_ context.Context, req machine.Boot) (machine.View, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if _, err := os.Stat(req.Disk); err != nil || w.live[req.ID] {
-		return hostapi.Machine{}, fmt.Errorf("boot %s: exists=%v, %w", req.ID, w.live[req.ID], err)
+		return machine.View{}, fmt.Errorf("boot %s: exists=%v, %w", req.ID, w.live[req.ID], err)
 	}
 	w.boots = append(w.boots, req)
 	if err := w.refuse; err != nil && req.From != "" {
 		w.refuse = nil
-		return hostapi.Machine{}, err
+		return machine.View{}, err
 	}
 	w.disks[req.ID] = nil
 	for _, d := range req.Data {
 		if _, err := os.Stat(d.Path); err != nil {
-			return hostapi.Machine{}, err
+			return machine.View{}, err
 		}
 		w.disks[req.ID] = append(w.disks[req.ID], d.DataDisk)
 	}
 	w.live[req.ID], w.sizes[req.ID], w.exercised[req.ID] = true, req, false
-	return hostapi.Machine{ID: req.ID}, nil
+	return machine.View{ID: req.ID}, nil
 }
 
 func (w *fixture) Guest(_ context.Context, id hostapi.MachineID) (guestapi.Guest, error) {
@@ -239,20 +239,20 @@ func (w *fixture) TakeSnapshot(ctx context.Context, id hostapi.MachineID, ref sn
 	return snap, w.store.Release(ref)
 }
 
-func (w *fixture) CreateEphemeral(_ context.Context, id hostapi.MachineID, from snapshot.Ref) (hostapi.Machine, error) {
+func (w *fixture) CreateEphemeral(_ context.Context, id hostapi.MachineID, from snapshot.Ref) (machine.View, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if _, err := w.store.Get(from); err != nil || w.live[id] {
-		return hostapi.Machine{}, fmt.Errorf("restore %s: exists=%v, %w", id, w.live[id], err)
+		return machine.View{}, fmt.Errorf("restore %s: exists=%v, %w", id, w.live[id], err)
 	}
 	w.live[id], w.exercised[id] = true, false
-	return hostapi.Machine{ID: id}, nil
+	return machine.View{ID: id}, nil
 }
 
 func (w *fixture) Hibernate(context.Context, hostapi.MachineID) error { return nil }
 
-func (w *fixture) Wake(_ context.Context, id hostapi.MachineID) (hostapi.Machine, error) {
-	return hostapi.Machine{ID: id}, nil
+func (w *fixture) Wake(_ context.Context, id hostapi.MachineID) (machine.View, error) {
+	return machine.View{ID: id}, nil
 }
 
 func (w *fixture) MarkWarmedUp(_ context.Context, id hostapi.MachineID) error {

@@ -24,17 +24,17 @@ const Area = "templates"
 
 // Machines creates, uses and destroys the machines that templates are captured from.
 type Machines interface {
-	Boot(ctx context.Context, req machine.Boot) (hostapi.Machine, error)
+	Boot(ctx context.Context, req machine.Boot) (machine.View, error)
 	Guest(ctx context.Context, id hostapi.MachineID) (guestapi.Guest, error)
 	TakeSnapshot(ctx context.Context, id hostapi.MachineID, ref snapshot.Ref,
 		change func(*snapshot.Snapshot), finish func(context.Context, *snapshot.Draft) error) (snapshot.Snapshot, error)
 	Destroy(ctx context.Context, id hostapi.MachineID, cause string) error
 	// CreateEphemeral restores a machine that is in no list.
-	CreateEphemeral(ctx context.Context, id hostapi.MachineID, from snapshot.Ref) (hostapi.Machine, error)
+	CreateEphemeral(ctx context.Context, id hostapi.MachineID, from snapshot.Ref) (machine.View, error)
 	// Hibernate and Wake move a machine to disk and back. MarkWarmedUp declares that its guest has done what the
 	// machines of its next snapshot will do first. They and CreateEphemeral are used only with Config.JITWarmup.
 	Hibernate(ctx context.Context, id hostapi.MachineID) error
-	Wake(ctx context.Context, id hostapi.MachineID) (hostapi.Machine, error)
+	Wake(ctx context.Context, id hostapi.MachineID) (machine.View, error)
 	MarkWarmedUp(ctx context.Context, id hostapi.MachineID) error
 }
 

@@ -30,7 +30,7 @@ type contentFixture struct {
 	mounts       map[hostapi.MachineID][]machine.BootDisk
 }
 
-func (w *contentFixture) Boot(ctx context.Context, req machine.Boot) (hostapi.Machine, error) {
+func (w *contentFixture) Boot(ctx context.Context, req machine.Boot) (machine.View, error) {
 	w.names[req.ID], w.mounts[req.ID] = req.Template, req.Data
 	return w.fixture.Boot(ctx, req)
 }

@@ -146,13 +146,13 @@ func (b *Baker) prunePreMount(digest string) error {
 
 // bootFromPreMount boots the machine of a published template from a pre-mount snapshot; others boot cold. A pre-mount
 // snapshot from which a boot failed is deleted, unless the host was short of resources.
-func (b *Baker) bootFromPreMount(ctx context.Context, j *job, req machine.Boot) (_ hostapi.Machine, err error) {
+func (b *Baker) bootFromPreMount(ctx context.Context, j *job, req machine.Boot) (_ machine.View, err error) {
 	if j.recipe.spec == nil || len(req.Data) > 0 { // a pre-mount snapshot has one disk
 		return b.cfg.Machines.Boot(ctx, req)
 	}
 	preMount, release, err := b.acquirePreMount(ctx, j)
 	if err != nil {
-		return hostapi.Machine{}, err
+		return machine.View{}, err
 	}
 	defer func() { err = errors.Join(err, release()) }()
 	req.From = preMount

@@ -58,7 +58,7 @@ func (req Boot) dataDisks() (all []snapshot.DataDisk, images []string, err error
 }
 
 // Boot makes a machine from disk images. When it fails nothing is left.
-func (m *Manager) Boot(ctx context.Context, req Boot) (_ hostapi.Machine, err error) {
+func (m *Manager) Boot(ctx context.Context, req Boot) (_ View, err error) {
 	op := m.begin("boot")
 	defer func() { err = op.end(ctx, err) }()
 	l, err := m.bootLaunch(op, req)
@@ -66,7 +66,7 @@ func (m *Manager) Boot(ctx context.Context, req Boot) (_ hostapi.Machine, err er
 		err = l.run(ctx, stepPublish)
 	}
 	if err != nil {
-		return hostapi.Machine{}, fmt.Errorf("boot machine %s: %w", req.ID, wrapNoSpace(err))
+		return View{}, fmt.Errorf("boot machine %s: %w", req.ID, wrapNoSpace(err))
 	}
 	op.logPhases(l.mc, true)
 	return l.mc.view(), nil

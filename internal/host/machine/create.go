@@ -10,15 +10,31 @@ import (
 	"github.com/pandastack/pandastack/internal/host/snapshot"
 )
 
+// CreateRequest asks for a machine from a snapshot.
+type CreateRequest struct {
+	ID         hostapi.MachineID
+	Template   hostapi.TemplateName // only recorded
+	Snapshot   hostapi.SnapshotID   // only recorded
+	DiskMiB    int                  // of the root disk; 0: as in the snapshot
+	MemoryMiB  int                  // 0: as in the snapshot
+	Hostname   string               // "": the id
+	Env        map[string]string    // nil: as in the snapshot
+	Files      map[string]string    // of the guest's identity, by path
+	Persistent bool                 // its disks outlive its monitor
+	Egress     hostapi.Egress
+	Limits     hostapi.Limits
+	Labels     map[string]string
+}
+
 // Create makes a machine from a snapshot and returns when its guest has confirmed its identity.
 // When it fails nothing is left. from names the snapshot; req.Template and req.Snapshot are only recorded. mode is
 // the boot mode that the machine reports; "" is the one that applies.
 func (m *Manager) Create(
 	ctx context.Context,
-	req hostapi.Create,
+	req CreateRequest,
 	from snapshot.Ref,
 	mode hostapi.BootMode,
-) (hostapi.Machine, error) {
+) (View, error) {
 	return m.create(ctx, req, from, mode, false)
 }
 
@@ -27,39 +43,39 @@ func (m *Manager) CreateEphemeral(
 	ctx context.Context,
 	id hostapi.MachineID,
 	from snapshot.Ref,
-) (hostapi.Machine, error) {
-	return m.create(ctx, hostapi.Create{ID: id}, from, "", true)
+) (View, error) {
+	return m.create(ctx, CreateRequest{ID: id}, from, "", true)
 }
 
 func (m *Manager) create(
 	ctx context.Context,
-	req hostapi.Create,
+	req CreateRequest,
 	from snapshot.Ref,
 	mode hostapi.BootMode,
 	ephemeral bool,
-) (_ hostapi.Machine, err error) {
+) (_ View, err error) {
 	op := m.begin("create")
 	defer func() { err = op.end(ctx, err) }()
 	if err := m.deps.Network.CheckEgress(req.Egress); err != nil {
-		return hostapi.Machine{}, fmt.Errorf("create machine %s: %w", req.ID, err)
+		return View{}, fmt.Errorf("create machine %s: %w", req.ID, err)
 	}
 	if err := m.checkLimits(req.Limits); err != nil {
-		return hostapi.Machine{}, fmt.Errorf("create machine %s: %w", req.ID, err)
+		return View{}, fmt.Errorf("create machine %s: %w", req.ID, err)
 	}
 	snap, err := m.acquireSnapshot(op, from)
 	if err != nil {
-		return hostapi.Machine{}, err
+		return View{}, err
 	}
 	plan, err := planStart(startRequest{
 		op: opCreate, image: from, remote: snap.RemoteBacked(), haveMiB: snap.DiskMiB, askMiB: req.DiskMiB,
 		memory: memoryRequest{snap.MemoryMiB, snap.Manifest.MaxMemoryMiB, req.MemoryMiB},
 	}, m.deps.Driver.Capabilities())
 	if err != nil {
-		return hostapi.Machine{}, err
+		return View{}, err
 	}
 	plan.mode = cmp.Or(mode, plan.mode)
 	if err := op.done("acquire"); err != nil {
-		return hostapi.Machine{}, err
+		return View{}, err
 	}
 	var warm *warmMonitor
 	if !ephemeral && canUseWarm(req, snap, plan) {
@@ -76,7 +92,7 @@ func (m *Manager) create(
 		l.rec.ResourceName = string(warm.mc.id)
 	}
 	if err := l.run(ctx, stepPublish); err != nil {
-		return hostapi.Machine{}, fmt.Errorf("create machine %s: %w", req.ID, wrapNoSpace(err))
+		return View{}, fmt.Errorf("create machine %s: %w", req.ID, wrapNoSpace(err))
 	}
 	if warm != nil { // the snapshot was acquired for the warm monitor, and once more for the machine
 		if err := m.deps.Store.Release(from); err != nil {
@@ -88,7 +104,7 @@ func (m *Manager) create(
 }
 
 // newRecord returns the record of a machine that is to be made from a snapshot.
-func newRecord(req hostapi.Create, snap snapshot.Snapshot, plan startPlan) record {
+func newRecord(req CreateRequest, snap snapshot.Snapshot, plan startPlan) record {
 	in := record{
 		ID: req.ID, State: creating, Template: req.Template, Snapshot: req.Snapshot, Base: snap.Ref,
 		VCPUs: snap.VCPUs, MemoryMiB: plan.memoryMiB, DiskMiB: plan.diskMiB, Data: snap.Data, Slot: -1,

@@ -8,7 +8,6 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
-	"github.com/pandastack/pandastack/internal/contract/hostapi"
 	"github.com/pandastack/pandastack/internal/host/snapshot"
 	"github.com/pandastack/pandastack/internal/lib/durable"
 	"github.com/pandastack/pandastack/internal/vmm"
@@ -166,13 +165,4 @@ func (mc *machine) syncDisks() error {
 		err = errors.Join(err, durable.Sync(d.path))
 	}
 	return err
-}
-
-// dataDisks returns the data disks of a record as the contract describes them.
-func dataDisks(all []snapshot.DataDisk) []hostapi.DataDisk {
-	var out []hostapi.DataDisk
-	for _, d := range all {
-		out = append(out, hostapi.DataDisk{Name: d.Name, SizeMiB: d.MiB, Mount: d.Mount})
-	}
-	return out
 }

@@ -7,7 +7,6 @@ import (
 	"testing"
 
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
-	"github.com/pandastack/pandastack/internal/contract/hostapi"
 	"github.com/pandastack/pandastack/internal/host/machine"
 	"github.com/pandastack/pandastack/internal/host/snapshot"
 )
@@ -20,12 +19,8 @@ var mounted = []guestapi.Mount{{Disk: 1, Dir: "/data", Options: []string{"noatim
 func TestDataDisksAreCloned(t *testing.T) {
 	w := newFixture(t)
 	mc := w.create("a", true)
-	want := []hostapi.DataDisk{
-		{Name: "data", SizeMiB: 1, Mount: "/data"},
-		{Name: "more", SizeMiB: 1, Mount: "/more"},
-	}
-	if !reflect.DeepEqual(mc.Disks, want) {
-		t.Errorf("disks of machine a = %+v, want %+v", mc.Disks, want)
+	if !reflect.DeepEqual(mc.Disks, dataDisks) {
+		t.Errorf("disks of machine a = %+v, want %+v", mc.Disks, dataDisks)
 	}
 	if got := w.host.monitorOf("a").mem.Who.Mounts; got != nil {
 		t.Errorf("a restored guest got mounts %v, want none", got)
@@ -39,7 +34,7 @@ func TestDataDisksAreCloned(t *testing.T) {
 	if !reflect.DeepEqual(snap.Data, dataDisks) || len(snap.DiskPaths()) != 3 {
 		t.Errorf("data disks of the snapshot = %+v, want %+v", snap.Data, dataDisks)
 	}
-	_, err = w.mgr.Create(t.Context(), hostapi.Create{ID: "b", Persistent: true}, "snapshots/s", "")
+	_, err = w.mgr.Create(t.Context(), machine.CreateRequest{ID: "b", Persistent: true}, "snapshots/s", "")
 	w.must(err)
 	w.count("b", 2)
 	w.count("a", 3)
@@ -60,7 +55,7 @@ func TestDataDisksAreCloned(t *testing.T) {
 func TestBootWithDataDisks(t *testing.T) {
 	w := newFixture(t)
 	dir := filepath.Join(w.dir, string(base))
-	boot := func(disks ...machine.BootDisk) (hostapi.Machine, error) {
+	boot := func(disks ...machine.BootDisk) (machine.View, error) {
 		return w.mgr.Boot(
 			t.Context(),
 			machine.Boot{ID: "b", Disk: filepath.Join(dir, "disk.img"), VCPUs: 1, MemoryMiB: 64, Data: disks},
@@ -103,7 +98,7 @@ func TestOldRecordsHaveNoDataDisks(t *testing.T) {
 	_, err = d.Commit(snapshot.Snapshot{Ref: "snapshots/old", VCPUs: 1, MemoryMiB: 64, Manifest: image.Manifest})
 	w.must(err)
 	w.must(w.store.Release("snapshots/old"))
-	mc, err := w.mgr.Create(t.Context(), hostapi.Create{ID: "a"}, "snapshots/old", "")
+	mc, err := w.mgr.Create(t.Context(), machine.CreateRequest{ID: "a"}, "snapshots/old", "")
 	w.must(err)
 	if mc.Disks != nil {
 		t.Errorf("disks = %v, want none", mc.Disks)

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
+	"github.com/pandastack/pandastack/internal/host/machine"
 )
 
 // wantEgress fails unless a machine's policy is recorded and, if the machine runs, applied.
@@ -30,7 +31,7 @@ func TestEgressAtEveryStart(t *testing.T) {
 	ctx := t.Context()
 	w.create("a", true)
 	w.wantEgress("a", baseEgress)
-	got, err := w.mgr.Fork(ctx, hostapi.Fork{Parent: "a", Children: []hostapi.Child{{ID: "b", Persistent: true}}})
+	got, err := w.mgr.Fork(ctx, machine.ForkRequest{Parent: "a", Children: []machine.ChildRequest{{ID: "b", Persistent: true}}})
 	w.must(err)
 	w.must(got[0].Err)
 	w.wantEgress("b", baseEgress)
@@ -63,7 +64,7 @@ func TestInvalidEgress(t *testing.T) {
 	w := newFixture(t)
 	ctx := t.Context()
 	bad := hostapi.Egress{Allow: []string{"bad"}}
-	if _, err := w.mgr.Create(ctx, hostapi.Create{ID: "a", Egress: bad}, base, ""); !errors.Is(
+	if _, err := w.mgr.Create(ctx, machine.CreateRequest{ID: "a", Egress: bad}, base, ""); !errors.Is(
 		err,
 		hostapi.ErrInvalid,
 	) {
@@ -82,7 +83,7 @@ func TestInvalidEgress(t *testing.T) {
 	}
 	w.wantEgress("a", baseEgress)
 	w.network.failNext(errInjected)
-	if _, err := w.mgr.Create(ctx, hostapi.Create{ID: "b", Egress: baseEgress}, base, ""); !errors.Is(
+	if _, err := w.mgr.Create(ctx, machine.CreateRequest{ID: "b", Egress: baseEgress}, base, ""); !errors.Is(
 		err,
 		errInjected,
 	) {

@@ -28,7 +28,7 @@ var faultCases = []faultCase{
 		do: func(w *fixture) error {
 			_, err := w.mgr.Create(
 				w.t.Context(),
-				hostapi.Create{ID: "b", Persistent: true, Egress: baseEgress},
+				machine.CreateRequest{ID: "b", Persistent: true, Egress: baseEgress},
 				base,
 				"",
 			)
@@ -77,7 +77,7 @@ var faultCases = []faultCase{
 		do: func(w *fixture) error {
 			got, err := w.mgr.Fork(
 				w.t.Context(),
-				hostapi.Fork{Parent: "a", Children: []hostapi.Child{{ID: "b"}, {ID: "c"}, {ID: "d"}}},
+				machine.ForkRequest{Parent: "a", Children: []machine.ChildRequest{{ID: "b"}, {ID: "c"}, {ID: "d"}}},
 			)
 			for _, f := range got {
 				err = errors.Join(err, f.Err)
@@ -105,7 +105,7 @@ var faultCases = []faultCase{
 		do: func(w *fixture) error {
 			got, err := w.mgr.Fork(
 				w.t.Context(),
-				hostapi.Fork{Parent: "a", Children: []hostapi.Child{{ID: "b"}, {ID: "c"}}},
+				machine.ForkRequest{Parent: "a", Children: []machine.ChildRequest{{ID: "b"}, {ID: "c"}}},
 			)
 			for _, f := range got {
 				err = errors.Join(err, f.Err)
@@ -134,7 +134,7 @@ var faultCases = []faultCase{
 			if !killed {
 				w.t.Error("a failed operation left a snapshot")
 			}
-			_, err = w.mgr.Create(w.t.Context(), hostapi.Create{ID: "b"}, snap.Ref, "")
+			_, err = w.mgr.Create(w.t.Context(), machine.CreateRequest{ID: "b"}, snap.Ref, "")
 			w.must(err)
 			w.count("b", 2)
 			w.destroy("b")

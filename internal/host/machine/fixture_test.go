@@ -64,7 +64,7 @@ type fixture struct {
 	stop  func()
 
 	mu     sync.Mutex
-	events []hostapi.Event
+	events []machine.Event
 }
 
 func newFixture(t *testing.T) *fixture {
@@ -195,7 +195,7 @@ func (w *fixture) onStep(hook func(op, step string) error) {
 	w.hook.Store(&hook)
 }
 
-func (w *fixture) emit(e hostapi.Event) {
+func (w *fixture) emit(e machine.Event) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.events = append(w.events, e)
@@ -208,11 +208,11 @@ func (w *fixture) must(err error) {
 	}
 }
 
-func (w *fixture) create(id string, keep bool) hostapi.Machine {
+func (w *fixture) create(id string, keep bool) machine.View {
 	w.t.Helper()
 	mc, err := w.mgr.Create(
 		w.t.Context(),
-		hostapi.Create{ID: hostapi.MachineID(id), Template: "base", Persistent: keep, Egress: baseEgress},
+		machine.CreateRequest{ID: hostapi.MachineID(id), Template: "base", Persistent: keep, Egress: baseEgress},
 		base,
 		"",
 	)

@@ -13,9 +13,31 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm"
 )
 
+// ForkRequest asks for children of a running or paused machine.
+type ForkRequest struct {
+	Parent   hostapi.MachineID
+	Children []ChildRequest
+}
+
+// ChildRequest asks for one child. It has everything else from its parent.
+type ChildRequest struct {
+	ID         hostapi.MachineID
+	Hostname   string            // "": the id
+	Env        map[string]string // nil: as the parent
+	Files      map[string]string // nil: as the parent
+	Persistent bool
+	Labels     map[string]string
+}
+
+// ForkResult is the child, or why there is none: then nothing is left of it.
+type ForkResult struct {
+	Machine View
+	Err     error
+}
+
 // forkChild is one child that is being made. Each has an operation of its own, so that one can fail alone.
 type forkChild struct {
-	req    hostapi.Child
+	req    ChildRequest
 	op     *operation
 	launch *launch
 	err    error
@@ -27,7 +49,7 @@ const maxChildren = 64
 // Fork makes children of a running or paused machine, which is stopped once for all of them.
 // The children's monitors are prepared before that, so that the stop is short; the parent then continues in its
 // state. The results say, in order, what became of each child. An error means that no child exists.
-func (m *Manager) Fork(ctx context.Context, req hostapi.Fork) (_ []hostapi.ForkResult, err error) {
+func (m *Manager) Fork(ctx context.Context, req ForkRequest) (_ []ForkResult, err error) {
 	if len(req.Children) == 0 || len(req.Children) > maxChildren {
 		return nil, fmt.Errorf("fork machine %s: %d children were asked for, and 1 to %d are possible: %w",
 			req.Parent, len(req.Children), maxChildren, hostapi.ErrInvalid)
@@ -64,7 +86,7 @@ func (m *Manager) Fork(ctx context.Context, req hostapi.Fork) (_ []hostapi.ForkR
 		return nil, fmt.Errorf("fork machine %s: %w", parent.id, wrapNoSpace(err))
 	}
 	op.logPhases(parent, false)
-	out := make([]hostapi.ForkResult, len(children))
+	out := make([]ForkResult, len(children))
 	for i, c := range children {
 		if out[i].Err = c.err; c.err == nil {
 			out[i].Machine = c.launch.mc.view()
@@ -197,7 +219,7 @@ func childMonitors(children []forkChild) []vmm.Machine {
 }
 
 // childRecord returns the record of a child that is to be made.
-func childRecord(child hostapi.Child, parent *machine, plan startPlan) record {
+func childRecord(child ChildRequest, parent *machine, plan startPlan) record {
 	in := parent.rec
 	in.ID, in.State, in.Parent, in.Base = child.ID, creating, parent.id, plan.image
 	in.ResourceName, in.Before, in.Next, in.Slot, in.MAC, in.Snapshot, in.Reason = "", "", "", -1, "", "", ""

@@ -109,23 +109,23 @@ type cpuSample struct {
 }
 
 // Usage returns the resources that the monitor of a running or paused machine uses on the host.
-func (m *Manager) Usage(_ context.Context, id hostapi.MachineID) (hostapi.Usage, error) {
+func (m *Manager) Usage(_ context.Context, id hostapi.MachineID) (Usage, error) {
 	mc := m.find(id)
 	if mc == nil {
-		return hostapi.Usage{}, notFound(id)
+		return Usage{}, notFound(id)
 	}
 	mc.mu.Lock()
 	vm := mc.vm
 	mc.mu.Unlock()
 	if vm == nil {
-		return hostapi.Usage{}, fmt.Errorf("usage of machine %s: it has no monitor: %w", id, hostapi.ErrWrongState)
+		return Usage{}, fmt.Errorf("usage of machine %s: it has no monitor: %w", id, hostapi.ErrWrongState)
 	}
 	u, err := vm.Usage()
 	if err != nil {
-		return hostapi.Usage{}, fmt.Errorf("usage of machine %s: %w", id, err)
+		return Usage{}, fmt.Errorf("usage of machine %s: %w", id, err)
 	}
 	now := cpuSample{cpu: u.CPU, at: time.Now()}
-	out := hostapi.Usage{
+	out := Usage{
 		PID: vm.PID(), Uptime: now.at.Sub(u.Started), CPU: u.CPU, RSSBytes: u.RSSBytes, PSSBytes: u.PSSBytes,
 		VSZBytes: u.VSZBytes, Threads: u.Threads,
 	}

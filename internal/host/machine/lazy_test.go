@@ -160,7 +160,7 @@ func (w *fixture) makeRemote() {
 func (w *fixture) createRemote(id string, keep bool) error {
 	_, err := w.mgr.Create(
 		w.t.Context(),
-		hostapi.Create{ID: hostapi.MachineID(id), Template: "far", Persistent: keep, Egress: baseEgress},
+		machine.CreateRequest{ID: hostapi.MachineID(id), Template: "far", Persistent: keep, Egress: baseEgress},
 		remoteBase,
 		"",
 	)
@@ -230,7 +230,7 @@ func TestStreamingMachine(t *testing.T) {
 		func() bool { _, err := os.Stat(partial); return errors.Is(err, os.ErrNotExist) },
 	)
 	w.must(w.store.MarkLocal(remoteBase))
-	got, err := w.mgr.Fork(t.Context(), hostapi.Fork{Parent: "a", Children: []hostapi.Child{{ID: "b"}}})
+	got, err := w.mgr.Fork(t.Context(), machine.ForkRequest{Parent: "a", Children: []machine.ChildRequest{{ID: "b"}}})
 	w.must(err)
 	w.must(got[0].Err)
 	w.count("b", 2)
@@ -284,7 +284,7 @@ func TestMetadataIsSetBeforeLoad(t *testing.T) {
 	w.create("a", false)
 	got, err := w.mgr.Fork(
 		t.Context(),
-		hostapi.Fork{Parent: "a", Children: []hostapi.Child{{ID: "b", Hostname: "other"}}},
+		machine.ForkRequest{Parent: "a", Children: []machine.ChildRequest{{ID: "b", Hostname: "other"}}},
 	)
 	w.must(err)
 	w.must(got[0].Err)
@@ -296,7 +296,7 @@ func TestMetadataIsSetBeforeLoad(t *testing.T) {
 		}
 	}
 	w.host.failNext("identify", errors.New("refused"))
-	if _, err := w.mgr.Create(t.Context(), hostapi.Create{ID: "c"}, base, ""); err == nil ||
+	if _, err := w.mgr.Create(t.Context(), machine.CreateRequest{ID: "c"}, base, ""); err == nil ||
 		!strings.Contains(err.Error(), "refused") {
 		t.Errorf("create: got %v, want another error", err)
 	}

@@ -33,7 +33,7 @@ func TestDiskRates(t *testing.T) {
 		}
 	}
 	w.create("a", true)
-	_, err := w.mgr.Fork(t.Context(), hostapi.Fork{Parent: "a", Children: []hostapi.Child{{ID: "b"}, {ID: "c"}}})
+	_, err := w.mgr.Fork(t.Context(), machine.ForkRequest{Parent: "a", Children: []machine.ChildRequest{{ID: "b"}, {ID: "c"}}})
 	w.must(err)
 	check("a", "b", "c")
 	w.must(w.mgr.Hibernate(t.Context(), "a"))
@@ -92,11 +92,11 @@ func TestOwnLimits(t *testing.T) {
 			t.Errorf("network rates of machine %s = %v, want %d and %d", id, got, in, out)
 		}
 	}
-	req := hostapi.Create{ID: "a", Template: "base", Persistent: true, Limits: own}
+	req := machine.CreateRequest{ID: "a", Template: "base", Persistent: true, Limits: own}
 	if _, err := w.mgr.Create(t.Context(), req, base, ""); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := w.mgr.Fork(t.Context(), hostapi.Fork{Parent: "a", Children: []hostapi.Child{{ID: "b"}}}); err != nil {
+	if _, err := w.mgr.Fork(t.Context(), machine.ForkRequest{Parent: "a", Children: []machine.ChildRequest{{ID: "b"}}}); err != nil {
 		t.Fatal(err)
 	}
 	held := vmm.Rate{Bytes: 2 << 20, Ops: 100}
@@ -125,7 +125,7 @@ func TestWideLimits(t *testing.T) {
 		"disk_mib": {DiskMiB: 11}, "disk_ops": {DiskOps: 101},
 		"network_in_mbit": {NetworkInMbit: 81}, "network_out_mbit": {NetworkOutMbit: -1},
 	} {
-		_, err := w.mgr.Create(t.Context(), hostapi.Create{ID: "a", Template: "base", Limits: l}, base, "")
+		_, err := w.mgr.Create(t.Context(), machine.CreateRequest{ID: "a", Template: "base", Limits: l}, base, "")
 		which, ok := errors.AsType[*hostapi.LimitError](err)
 		if !ok || !errors.Is(err, hostapi.ErrInvalid) || which.Field != field ||
 			!strings.Contains(err.Error(), "use ") {

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
+	"github.com/pandastack/pandastack/internal/host/machine"
 	"github.com/pandastack/pandastack/internal/host/snapshot"
 )
 
@@ -73,14 +74,14 @@ func TestIdentityOfRestoredGuests(t *testing.T) {
 func TestRefusals(t *testing.T) {
 	w := newFixture(t)
 	w.create("a", false)
-	create := func(req hostapi.Create, from snapshot.Ref) error {
+	create := func(req machine.CreateRequest, from snapshot.Ref) error {
 		_, err := w.mgr.Create(t.Context(), req, from, "")
 		return err
 	}
 	fork := func(parent string, ids ...string) error {
-		req := hostapi.Fork{Parent: hostapi.MachineID(parent)}
+		req := machine.ForkRequest{Parent: hostapi.MachineID(parent)}
 		for _, id := range ids {
-			req.Children = append(req.Children, hostapi.Child{ID: hostapi.MachineID(id)})
+			req.Children = append(req.Children, machine.ChildRequest{ID: hostapi.MachineID(id)})
 		}
 		_, err := w.mgr.Fork(t.Context(), req)
 		return err
@@ -89,11 +90,11 @@ func TestRefusals(t *testing.T) {
 	_, take := w.mgr.TakeSnapshot(t.Context(), "none", "snapshots/x", nil, nil)
 	_, name := w.mgr.TakeSnapshot(t.Context(), "a", "snapshots/../x", nil, nil)
 	for what, tc := range map[string]struct{ got, want error }{
-		"taken":         {create(hostapi.Create{ID: "a"}, base), hostapi.ErrExists},
-		"bad-id":        {create(hostapi.Create{ID: "../b"}, base), hostapi.ErrInvalid},
-		"no-id":         {create(hostapi.Create{}, base), hostapi.ErrInvalid},
-		"no-snapshot":   {create(hostapi.Create{ID: "b"}, "snapshots/none"), hostapi.ErrNotFound},
-		"smaller-disk":  {create(hostapi.Create{ID: "b", DiskMiB: -1}, base), hostapi.ErrInvalid},
+		"taken":         {create(machine.CreateRequest{ID: "a"}, base), hostapi.ErrExists},
+		"bad-id":        {create(machine.CreateRequest{ID: "../b"}, base), hostapi.ErrInvalid},
+		"no-id":         {create(machine.CreateRequest{}, base), hostapi.ErrInvalid},
+		"no-snapshot":   {create(machine.CreateRequest{ID: "b"}, "snapshots/none"), hostapi.ErrNotFound},
+		"smaller-disk":  {create(machine.CreateRequest{ID: "b", DiskMiB: -1}, base), hostapi.ErrInvalid},
 		"fork-none":     {fork("none", "b"), hostapi.ErrNotFound},
 		"fork-to-none":  {fork("a"), hostapi.ErrInvalid},
 		"fork-to-self":  {fork("a", "a"), hostapi.ErrExists},
@@ -127,11 +128,11 @@ func TestForkTree(t *testing.T) {
 			if state == hostapi.Paused {
 				w.must(w.mgr.Pause(t.Context(), "a"))
 			}
-			req := hostapi.Fork{Parent: "a"}
+			req := machine.ForkRequest{Parent: "a"}
 			for i := range 16 {
-				req.Children = append(req.Children, hostapi.Child{ID: hostapi.MachineID(fmt.Sprintf("k%d", i))})
+				req.Children = append(req.Children, machine.ChildRequest{ID: hostapi.MachineID(fmt.Sprintf("k%d", i))})
 			}
-			req.Children = append(req.Children, hostapi.Child{ID: "a"}) // this one fails
+			req.Children = append(req.Children, machine.ChildRequest{ID: "a"}) // this one fails
 			got, err := w.mgr.Fork(t.Context(), req)
 			w.must(err)
 			w.wantState("a", state)
@@ -165,13 +166,13 @@ func TestParentContinuesAfterFailedFork(t *testing.T) {
 			w.create("a", false)
 			w.count("a", 1)
 			w.host.failNext(op, errors.New("not today"))
-			got, err := w.mgr.Fork(t.Context(), hostapi.Fork{Parent: "a", Children: []hostapi.Child{{ID: "b"}}})
+			got, err := w.mgr.Fork(t.Context(), machine.ForkRequest{Parent: "a", Children: []machine.ChildRequest{{ID: "b"}}})
 			if healed := op == "thaw"; healed != (err == nil && got[0].Err == nil) {
 				t.Errorf("fork with a failing %s: got %+v, %v", op, got, err)
 			}
 			w.count("a", 2)
 			w.checkNoLeftovers()
-			_, err = w.mgr.Fork(t.Context(), hostapi.Fork{Parent: "a", Children: []hostapi.Child{{ID: "c"}}})
+			_, err = w.mgr.Fork(t.Context(), machine.ForkRequest{Parent: "a", Children: []machine.ChildRequest{{ID: "c"}}})
 			if err != nil {
 				t.Errorf("second fork: %v", err)
 			}
@@ -196,7 +197,7 @@ func TestChainOfForksAndHibernations(t *testing.T) {
 		}
 		_, err := w.mgr.Fork(
 			t.Context(),
-			hostapi.Fork{Parent: hostapi.MachineID(id), Children: []hostapi.Child{{ID: hostapi.MachineID(next)}}},
+			machine.ForkRequest{Parent: hostapi.MachineID(id), Children: []machine.ChildRequest{{ID: hostapi.MachineID(next)}}},
 		)
 		w.must(err)
 		w.destroy(id)
@@ -219,11 +220,11 @@ func TestSnapshotOutlivesItsMachineAndItsName(t *testing.T) {
 	}
 	w.count("a", 2)
 	w.destroy("a")
-	_, err = w.mgr.Create(t.Context(), hostapi.Create{ID: "b", Snapshot: "s"}, snap.Ref, "")
+	_, err = w.mgr.Create(t.Context(), machine.CreateRequest{ID: "b", Snapshot: "s"}, snap.Ref, "")
 	w.must(err)
 	w.must(w.store.Delete(snap.Ref))
 	w.restart(nil)
-	_, err = w.mgr.Fork(t.Context(), hostapi.Fork{Parent: "b", Children: []hostapi.Child{{ID: "c"}}})
+	_, err = w.mgr.Fork(t.Context(), machine.ForkRequest{Parent: "b", Children: []machine.ChildRequest{{ID: "c"}}})
 	w.must(err)
 	w.count("b", 2)
 	w.count("c", 2)
@@ -282,7 +283,7 @@ func TestHibernationImageIsUsedOnce(t *testing.T) {
 	}
 	w.count("a", 3)
 	// A machine that booted cold runs on no image; it can be forked and hibernated all the same.
-	_, err = w.mgr.Fork(t.Context(), hostapi.Fork{Parent: "a", Children: []hostapi.Child{{ID: "b"}, {ID: "c"}}})
+	_, err = w.mgr.Fork(t.Context(), machine.ForkRequest{Parent: "a", Children: []machine.ChildRequest{{ID: "b"}, {ID: "c"}}})
 	w.must(err)
 	w.count("b", 4)
 	w.count("c", 4)
@@ -380,7 +381,7 @@ func TestUnconfirmedGuestIsDestroyed(t *testing.T) {
 	w.host.unresponsive = true
 	ctx, cancel := deadline(t, 50*time.Millisecond)
 	defer cancel()
-	if _, err := w.mgr.Create(ctx, hostapi.Create{ID: "a"}, base, ""); !errors.Is(err, errTooLate) {
+	if _, err := w.mgr.Create(ctx, machine.CreateRequest{ID: "a"}, base, ""); !errors.Is(err, errTooLate) {
 		t.Errorf("create: %v, want errTooLate", err)
 	}
 	w.host.unresponsive = false
@@ -412,7 +413,7 @@ func TestFullDiskLeavesNothing(t *testing.T) {
 	}
 	w.count("a", 2)
 	w.free = 64 << 20
-	if _, err := w.mgr.Create(t.Context(), hostapi.Create{ID: "b"}, base, ""); !errors.Is(err, hostapi.ErrNoSpace) {
+	if _, err := w.mgr.Create(t.Context(), machine.CreateRequest{ID: "b"}, base, ""); !errors.Is(err, hostapi.ErrNoSpace) {
 		t.Errorf("create with a full disk: %v, want ErrNoSpace", err)
 	}
 	w.destroy("a")
@@ -430,7 +431,7 @@ func TestDiskSpaceIsReclaimed(t *testing.T) {
 		t.Errorf("%d MiB are left to reclaim, want %d", w.reclaimable>>20, want>>20)
 	}
 	w.free, w.reclaimable = 64<<20, 1
-	if _, err := w.mgr.Create(t.Context(), hostapi.Create{ID: "c"}, base, ""); !errors.Is(err, hostapi.ErrNoSpace) {
+	if _, err := w.mgr.Create(t.Context(), machine.CreateRequest{ID: "c"}, base, ""); !errors.Is(err, hostapi.ErrNoSpace) {
 		t.Errorf("create with too little to reclaim: got %v, want ErrNoSpace", err)
 	}
 	w.destroy("a")
@@ -444,7 +445,7 @@ func TestDamagedSnapshotIsRefused(t *testing.T) {
 	w.must(err)
 	w.must(os.Truncate(filepath.Join(snap.Image().Dir, "memory"), 1))
 	var damaged *snapshot.DamagedError
-	if _, err := w.mgr.Create(t.Context(), hostapi.Create{ID: "a"}, base, ""); !errors.As(err, &damaged) {
+	if _, err := w.mgr.Create(t.Context(), machine.CreateRequest{ID: "a"}, base, ""); !errors.As(err, &damaged) {
 		t.Errorf("create: %v, want a DamagedError", err)
 	}
 	w.checkEmpty()
@@ -471,7 +472,7 @@ func TestRecoverUnknownDirectories(t *testing.T) {
 	if list := w.mgr.List(); len(list) != 1 {
 		t.Errorf("machines = %v, want one", list)
 	}
-	if _, err := w.mgr.Create(t.Context(), hostapi.Create{ID: "older"}, base, ""); !errors.Is(err, hostapi.ErrExists) {
+	if _, err := w.mgr.Create(t.Context(), machine.CreateRequest{ID: "older"}, base, ""); !errors.Is(err, hostapi.ErrExists) {
 		t.Errorf("create over a directory that was left alone: got %v, want ErrExists", err)
 	}
 	if _, err := os.Stat(filepath.Join(machines, "older", "disk.img")); err != nil {
@@ -528,7 +529,7 @@ func TestManyAtOnce(t *testing.T) {
 	for i := range 8 {
 		wg.Go(func() {
 			id := hostapi.MachineID(fmt.Sprintf("m%d", i))
-			if _, err := w.mgr.Create(t.Context(), hostapi.Create{ID: id}, base, ""); err != nil {
+			if _, err := w.mgr.Create(t.Context(), machine.CreateRequest{ID: id}, base, ""); err != nil {
 				t.Error(err)
 				return
 			}
@@ -538,7 +539,7 @@ func TestManyAtOnce(t *testing.T) {
 				inner.Go(func() {
 					_, err := w.mgr.Fork(
 						t.Context(),
-						hostapi.Fork{Parent: id, Children: []hostapi.Child{{ID: kid}, {ID: kid + "b"}}},
+						machine.ForkRequest{Parent: id, Children: []machine.ChildRequest{{ID: kid}, {ID: kid + "b"}}},
 					)
 					if err != nil && !errors.Is(err, hostapi.ErrWrongState) {
 						t.Error(err)

@@ -75,7 +75,7 @@ type Deps struct {
 	Lazy LazySnapshots
 	Log  *slog.Logger
 	// Emit is called for events that no caller asked for. It must not wait.
-	Emit func(hostapi.Event)
+	Emit func(Event)
 }
 
 // Manager owns the machines of one host. Call Recover before anything else, and keep Run running.
@@ -156,7 +156,7 @@ func New(cfg Config, deps Deps) (*Manager, error) {
 		deps.Log = slog.New(slog.DiscardHandler)
 	}
 	if deps.Emit == nil {
-		deps.Emit = func(hostapi.Event) {}
+		deps.Emit = func(Event) {}
 	}
 	return &Manager{
 		cfg: cfg, deps: deps, log: deps.Log,
@@ -171,16 +171,16 @@ func New(cfg Config, deps Deps) (*Manager, error) {
 }
 
 // Get returns a machine.
-func (m *Manager) Get(id hostapi.MachineID) (hostapi.Machine, error) {
+func (m *Manager) Get(id hostapi.MachineID) (View, error) {
 	mc := m.find(id)
 	if mc == nil {
-		return hostapi.Machine{}, notFound(id)
+		return View{}, notFound(id)
 	}
 	return mc.view(), nil
 }
 
 // List returns all machines but ephemeral ones, oldest first.
-func (m *Manager) List() []hostapi.Machine {
+func (m *Manager) List() []View {
 	m.mu.Lock()
 	all := make([]*machine, 0, len(m.machines))
 	for _, mc := range m.machines {
@@ -189,11 +189,11 @@ func (m *Manager) List() []hostapi.Machine {
 		}
 	}
 	m.mu.Unlock()
-	out := make([]hostapi.Machine, 0, len(all))
+	out := make([]View, 0, len(all))
 	for _, mc := range all {
 		out = append(out, mc.view())
 	}
-	slices.SortFunc(out, func(a, b hostapi.Machine) int {
+	slices.SortFunc(out, func(a, b View) int {
 		return cmp.Or(a.Created.Compare(b.Created), cmp.Compare(a.ID, b.ID))
 	})
 	return out
@@ -304,31 +304,6 @@ func (mc *machine) set(change func()) {
 	mc.mu.Lock()
 	defer mc.mu.Unlock()
 	change()
-}
-
-// view returns a machine as the contract describes it.
-func (mc *machine) view() hostapi.Machine {
-	mc.mu.Lock()
-	defer mc.mu.Unlock()
-	in := mc.rec
-	out := hostapi.Machine{
-		ID: in.ID, State: publicState[in.State], Template: in.Template, Snapshot: in.Snapshot, Parent: in.Parent,
-		VCPUs: in.VCPUs, MemoryMiB: in.MemoryMiB, DiskMiB: in.DiskMiB,
-		Disks: dataDisks(in.Data), Generation: in.Generation,
-		BootMode: in.BootMode, Boot: mc.boot, Pause: mc.pause, Created: in.Created, Persistent: in.Persistent,
-		Egress: in.Egress, Limits: in.Limits, Labels: in.Labels, Reason: in.Reason,
-	}
-	if mc.slot != nil {
-		p := mc.slot.Info()
-		out.GuestIP, out.Tap, out.MAC = p.GuestIP.String(), p.TapName, p.MAC.String()
-	}
-	if mc.vm != nil {
-		out.PID = mc.vm.PID()
-	}
-	for _, ph := range mc.phases {
-		out.Phases = append(out.Phases, hostapi.Phase{Name: ph.Name, Took: ph.Took})
-	}
-	return out
 }
 
 // chown gives a file of a machine to the user that runs its monitor.

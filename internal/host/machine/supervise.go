@@ -8,7 +8,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/pandastack/pandastack/internal/contract/hostapi"
 	"github.com/pandastack/pandastack/internal/host/snapshot"
 	"github.com/pandastack/pandastack/internal/lib/durable"
 	"github.com/pandastack/pandastack/internal/vmm"
@@ -177,7 +176,7 @@ func (m *Manager) handleExit(ctx context.Context, d monitorExit) {
 		m.log.Error("monitor exit not handled", "machine", mc.id, "err", err)
 	}
 	m.deps.Emit(
-		hostapi.Event{
+		Event{
 			Time:        time.Now().UTC(),
 			Machine:     mc.id,
 			Type:        "died",
@@ -189,7 +188,7 @@ func (m *Manager) handleExit(ctx context.Context, d monitorExit) {
 }
 
 func (m *Manager) emit(mc *machine, kind, reason string) {
-	m.deps.Emit(hostapi.Event{Time: time.Now().UTC(), Machine: mc.id, Type: kind, Reason: reason})
+	m.deps.Emit(Event{Time: time.Now().UTC(), Machine: mc.id, Type: kind, Reason: reason})
 }
 
 // setFailed records that a machine is failed and releases everything but its disks.

@@ -13,15 +13,15 @@ import (
 // A running machine is left as it is. Until the image that the machine hibernated in is marked used, a failure leaves
 // the machine hibernated and it can be woken again. After that its memory is lost: the machine is failed and keeps
 // its disks.
-func (m *Manager) Wake(ctx context.Context, id hostapi.MachineID) (_ hostapi.Machine, err error) {
+func (m *Manager) Wake(ctx context.Context, id hostapi.MachineID) (_ View, err error) {
 	op := m.begin("wake")
 	defer func() { err = op.end(ctx, err) }()
 	mc, err := op.lock(ctx, id)
 	if err != nil {
-		return hostapi.Machine{}, err
+		return View{}, err
 	}
 	if err := mc.requireState("wake", running, hibernated, failed); err != nil {
-		return hostapi.Machine{}, err
+		return View{}, err
 	}
 	if mc.rec.State == running {
 		return mc.view(), nil
@@ -35,12 +35,12 @@ func (m *Manager) Wake(ctx context.Context, id hostapi.MachineID) (_ hostapi.Mac
 		m.deps.Driver.Capabilities(),
 	)
 	if err != nil {
-		return hostapi.Machine{}, err
+		return View{}, err
 	}
 	l := m.newLaunch(op, plan)
 	l.mc = mc
 	if err := m.wake(ctx, l); err != nil {
-		return hostapi.Machine{}, fmt.Errorf("wake machine %s: %w", id, wrapNoSpace(err))
+		return View{}, fmt.Errorf("wake machine %s: %w", id, wrapNoSpace(err))
 	}
 	op.logPhases(mc, true)
 	return mc.view(), nil

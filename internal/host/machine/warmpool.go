@@ -42,7 +42,7 @@ func (m *Manager) requestWarm(ref snapshot.Ref) {
 // canUseWarm reports whether a machine can be made of a warm monitor of its template. Disks of persistent machines
 // are opened in another way, a larger disk is another disk, and a warm monitor has the host's limits and the
 // snapshot's memory.
-func canUseWarm(req hostapi.Create, snap snapshot.Snapshot, plan startPlan) bool {
+func canUseWarm(req CreateRequest, snap snapshot.Snapshot, plan startPlan) bool {
 	return req.Snapshot == "" && !req.Persistent && req.Limits == (hostapi.Limits{}) &&
 		!plan.growDisk && plan.memoryMiB == snap.MemoryMiB && !snap.RemoteBacked()
 }

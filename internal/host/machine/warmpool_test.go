@@ -30,7 +30,7 @@ func (w *fixture) waitWarm(monitors int) {
 	)
 }
 
-func usedWarm(mc hostapi.Machine) bool {
+func usedWarm(mc machine.View) bool {
 	for _, p := range mc.Phases {
 		if p.Name == "adopt" {
 			return true
@@ -93,7 +93,7 @@ func TestWarmMonitorBecomesAMachine(t *testing.T) {
 		w.countByPID(id, 1)
 		w.waitWarm(3 + i)
 	}
-	got, err := w.mgr.Fork(t.Context(), hostapi.Fork{Parent: "b", Children: []hostapi.Child{{ID: "d"}}})
+	got, err := w.mgr.Fork(t.Context(), machine.ForkRequest{Parent: "b", Children: []machine.ChildRequest{{ID: "d"}}})
 	w.must(err)
 	w.must(got[0].Err)
 	w.countByPID("d", 2)
@@ -122,7 +122,7 @@ func TestWarmMonitorIsNotForAll(t *testing.T) {
 	if usedWarm(w.create("b", true)) {
 		t.Error("a persistent machine was made of a warm monitor")
 	}
-	mc, err := w.mgr.Create(t.Context(), hostapi.Create{ID: "c", DiskMiB: 4}, base, "")
+	mc, err := w.mgr.Create(t.Context(), machine.CreateRequest{ID: "c", DiskMiB: 4}, base, "")
 	w.must(err)
 	if usedWarm(mc) {
 		t.Error("a machine with a larger disk was made of a warm monitor")
@@ -199,7 +199,7 @@ func TestCreateFromWarmMonitorAtEveryStep(t *testing.T) {
 					}
 					return nil
 				})
-				_, err := w.mgr.Create(t.Context(), hostapi.Create{ID: "b"}, base, "")
+				_, err := w.mgr.Create(t.Context(), machine.CreateRequest{ID: "b"}, base, "")
 				if !errors.Is(err, fault) {
 					t.Fatalf("create: got %v, want the injected error", err)
 				}
