@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
+	"github.com/pandastack/pandastack/internal/contract/guestexec"
 	"github.com/pandastack/pandastack/internal/contract/guestlink"
 	"github.com/pandastack/pandastack/internal/vmm"
 )
@@ -419,23 +420,19 @@ func (m *Machine) Run(t TB, script string) Result {
 	return r
 }
 
-// Collect reads a process to its end.
+// Collect reads the output of a process until it exits.
 func Collect(ctx context.Context, p guestapi.Process) (Result, error) {
 	var r Result
-	for {
-		e, err := p.Next(ctx)
-		switch {
-		case err != nil:
-			return r, err
-		case e.Exit != nil:
-			r.Exit = *e.Exit
-			return r, nil
-		case e.Stream == guestapi.StreamStderr:
+	var err error
+	r.Exit, err = guestexec.Follow(ctx, p, guestexec.Sink{Output: func(e guestapi.Event) error {
+		if e.Stream == guestapi.StreamStderr {
 			r.Stderr += string(e.Data)
-		default:
+		} else {
 			r.Stdout += string(e.Data)
 		}
-	}
+		return nil
+	}})
+	return r, err
 }
 
 // Put writes a file in the guest.

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
+	"github.com/pandastack/pandastack/internal/contract/guestexec"
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
 )
 
@@ -217,31 +218,19 @@ func runBuildCommands(ctx context.Context, req hostapi.Publish, in *guestState, 
 			return nil
 		}
 		log(step, command)
-		p, err := g.Start(
-			ctx,
-			guestapi.ProcessSpec{
-				Shell:   command,
-				User:    req.User,
-				Dir:     req.Workdir,
-				Timeout: cmp.Or(req.ReadyLimit, time.Minute),
-			},
-		)
+		st, err := guestexec.Stream(ctx, g, guestexec.Command{Spec: guestapi.ProcessSpec{
+			Shell: command, User: req.User, Dir: req.Workdir, Timeout: cmp.Or(req.ReadyLimit, time.Minute),
+		}}, guestexec.Sink{Output: func(e guestapi.Event) error {
+			log(step, strings.TrimRight(string(e.Data), "\n"))
+			return nil
+		}})
+		if err == nil && st.Exit.Code != 0 {
+			err = fmt.Errorf("the command exited with status %d", st.Exit.Code)
+		}
 		if err != nil {
-			return err
+			return &hostapi.PublishError{Step: step, Err: err}
 		}
-		for {
-			ev, err := p.Next(ctx)
-			if err != nil {
-				return &hostapi.PublishError{Step: step, Err: err}
-			}
-			if ev.Exit != nil && ev.Exit.Code != 0 {
-				return &hostapi.PublishError{Step: step, Err: fmt.Errorf("the command exited with status %d", ev.Exit.Code)}
-			}
-			if ev.Exit != nil {
-				return nil
-			}
-			log(step, strings.TrimRight(string(ev.Data), "\n"))
-		}
+		return nil
 	}
 	if err := errors.Join(run("start", req.Start), run("ready", req.Ready)); err != nil {
 		return err
