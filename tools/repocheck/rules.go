@@ -157,7 +157,8 @@ func (s source) calls(dir string) []finding {
 					"probe; begin the text with \"probe NAME: \"", s.line(n.Pos()))})
 			}
 			if f, ok := n.Fun.(*ast.Ident); ok && f.Name == "panic" && !s.test {
-				found = append(found, finding{"panic", s.name, fmt.Sprintf("panics on line %d; return an error", s.line(n.Pos()))})
+				text := fmt.Sprintf("panics on line %d; return an error", s.line(n.Pos()))
+				found = append(found, finding{"panic", s.name, text})
 			}
 		}
 		return true

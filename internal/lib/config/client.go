@@ -17,8 +17,10 @@ type Client struct {
 	Origin string // where the address came from, for messages
 }
 
-// ClientSources are the places that the address and key come from, in this order: flags, environment, the user's file
-// (~/.config/pandastack/config.json), and the file that a node on this machine leaves in its data directory for root.
+// ClientSources are the places that the address and key come from.
+//
+// They are, in this order: flags, environment, the user's file (~/.config/pandastack/config.json), and the file that a
+// node on this machine leaves in its data directory for root.
 type ClientSources struct {
 	URL, Key string // flags
 	Env      []string

@@ -57,7 +57,8 @@ func TestPrecedence(t *testing.T) {
 		t.Errorf("loaded %+v", l.Node)
 	}
 	for path, want := range map[string]string{
-		"log.format": file + " line 3", "log.level": "PANDASTACK_LOG_LEVEL", "sandbox.ttl": "--sandbox-ttl", "listen": "default",
+		"log.format": file + " line 3", "log.level": "PANDASTACK_LOG_LEVEL",
+		"sandbox.ttl": "--sandbox-ttl", "listen": "default",
 	} {
 		if got := l.Origin[path]; got != want {
 			t.Errorf("%s comes from %q, want %q", path, got, want)
@@ -255,7 +256,9 @@ func TestGenerated(t *testing.T) {
 	if err := config.Page(&page); err != nil {
 		t.Fatal(err)
 	}
-	for name, want := range map[string][]byte{"pandastack.example.yaml": example.Bytes(), "configuration.md": page.Bytes()} {
+	for name, want := range map[string][]byte{
+		"pandastack.example.yaml": example.Bytes(), "configuration.md": page.Bytes(),
+	} {
 		path := filepath.Join("../../../docs", name)
 		if *update {
 			if err := os.WriteFile(path, want, 0o644); err != nil {

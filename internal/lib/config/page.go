@@ -9,7 +9,8 @@ import (
 // Explain writes every setting with its value, the origin of the value and a description.
 func (l *Loaded) Explain(w io.Writer) error {
 	for _, f := range l.Fields() {
-		if _, err := fmt.Fprintf(w, "%s = %s\n    from %s\n    %s\n", f.Path, quoted(f), l.Origin[f.Path], f.Doc); err != nil {
+		_, err := fmt.Fprintf(w, "%s = %s\n    from %s\n    %s\n", f.Path, quoted(f), l.Origin[f.Path], f.Doc)
+		if err != nil {
 			return err
 		}
 	}

@@ -158,7 +158,9 @@ const minTombstoneRetention = 24 * time.Hour
 
 var namePrefix = regexp.MustCompile(`^[a-z][a-z0-9]{0,7}$`)
 
-// Agent returns the path of the guest agent: GuestAgent if it is set, else pandastack-guest beside this program.
+// Agent returns the path of the guest agent.
+//
+// It is GuestAgent if that is set, else pandastack-guest beside this program.
 func (n *Node) Agent() string {
 	const name = "pandastack-guest"
 	if n.GuestAgent != "" {
