@@ -20,14 +20,14 @@ import (
 	"github.com/pandastack/pandastack/api"
 )
 
-// coldBoot measures what a create would be without a snapshot. It kills the monitor of a persistent
-// sandbox, which must be on this machine, and wakes it: that boots the same disk anew.
+// coldBoot measures how long a create would take without a snapshot. It kills the monitor of a persistent sandbox,
+// which must run on this host, and wakes the sandbox, which boots the same disk from scratch.
 func (r *run) coldBoot(ctx context.Context) error {
 	sb, err := r.make(ctx, api.CreateRequest{Persistent: true})
 	if err != nil {
 		return err
 	}
-	s := r.series("cold_boot", "cold boot of the same template to the answer of the first exec", nil)
+	s := r.series("cold_boot", "cold boot of the same template to the end of the first exec", nil)
 	for range r.times(5) {
 		if _, err := r.sh(ctx, sb.ID, "sync"); err != nil {
 			return err
@@ -37,7 +37,7 @@ func (r *run) coldBoot(ctx context.Context) error {
 			return err
 		}
 		if err := unix.Kill(u.PID, unix.SIGKILL); err != nil {
-			return fmt.Errorf("end monitor %d: %w; the node must be on this machine", u.PID, err)
+			return fmt.Errorf("kill monitor %d: %w; the node must run on this host", u.PID, err)
 		}
 		if err := r.until(ctx, sb.ID, api.Failed); err != nil {
 			return err
@@ -54,9 +54,13 @@ func (r *run) coldBoot(ctx context.Context) error {
 	return nil
 }
 
-// until waits for a sandbox to be in a state.
+// until waits until a sandbox has a status.
 func (r *run) until(ctx context.Context, id api.SandboxID, want api.Status) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, 30*time.Second, fmt.Errorf("%s is not %s after 30 s", id, want))
+	ctx, cancel := context.WithTimeoutCause(
+		ctx,
+		30*time.Second,
+		fmt.Errorf("sandbox %s is not %s after 30 s", id, want),
+	)
 	defer cancel()
 	for {
 		sb, err := r.cl.Sandboxes.Get(ctx, id)
@@ -69,11 +73,11 @@ func (r *run) until(ctx context.Context, id api.SandboxID, want api.Status) erro
 	}
 }
 
-// runc measures a container of the distribution's runc: create and start, first exec.
+// runc measures a container of the distribution's runc: create, start and first exec.
 func (r *run) runc(ctx context.Context) error {
 	program, err := exec.LookPath("runc")
 	if err != nil {
-		return errors.New("runc is not installed; apt-get install runc")
+		return errors.New("runc is not installed; run 'apt-get install runc'")
 	}
 	bundle := filepath.Join(r.Work, "runc")
 	if err := makeBundle(ctx, program, bundle); err != nil {
@@ -88,8 +92,8 @@ func (r *run) runc(ctx context.Context) error {
 			err = command(ctx, program, "exec", name, "/bin/true")
 		}
 		took := time.Since(began)
-		if gone := command(context.WithoutCancel(ctx), program, "delete", "--force", name); err == nil {
-			err = gone
+		if deleteErr := command(context.WithoutCancel(ctx), program, "delete", "--force", name); err == nil {
+			err = deleteErr
 		}
 		r.add(s, took, err)
 		if err != nil {
@@ -99,9 +103,10 @@ func (r *run) runc(ctx context.Context) error {
 	return nil
 }
 
+// command runs a program and returns its standard error in the error if it fails.
 func command(ctx context.Context, name string, args ...string) error {
 	c := exec.CommandContext(ctx, name, args...)
-	// A container keeps what it was given open; a pipe would be waited for until it ends.
+	// A file and not a pipe: a container keeps standard error open, and Run would wait until it closes.
 	errs, err := os.CreateTemp("", "pandastack-bench-")
 	if err != nil {
 		return err
@@ -110,13 +115,13 @@ func command(ctx context.Context, name string, args ...string) error {
 	defer errs.Close()
 	c.Stderr = errs
 	if err := c.Run(); err != nil {
-		text, _ := os.ReadFile(errs.Name()) // what is missing here is only detail
+		text, _ := os.ReadFile(errs.Name()) // only detail for the error
 		return fmt.Errorf("%s %s: %w: %s", filepath.Base(name), args[0], err, strings.TrimSpace(string(text)))
 	}
 	return nil
 }
 
-// makeBundle makes a container whose root holds sleep, true and the libraries they need.
+// makeBundle creates an OCI bundle whose root file system holds sleep, true and the libraries they need.
 func makeBundle(ctx context.Context, runc, bundle string) error {
 	root := filepath.Join(bundle, "rootfs")
 	for _, dir := range []string{"bin", "proc", "sys", "dev"} {
@@ -159,6 +164,7 @@ func makeBundle(ctx context.Context, runc, bundle string) error {
 	return os.WriteFile(path, data, 0o600)
 }
 
+// copyFile copies an executable file and creates the directories above it.
 func copyFile(from, to string) error {
 	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
 		return err
@@ -176,7 +182,7 @@ func copyFile(from, to string) error {
 	return errors.Join(err, out.Close())
 }
 
-// thisMachine describes the machine; what cannot be found out is left empty.
+// thisMachine describes this host. Fields that cannot be determined stay empty.
 func thisMachine() Machine {
 	m := Machine{CPUs: runtime.NumCPU()}
 	if data, err := os.ReadFile("/proc/cpuinfo"); err == nil {

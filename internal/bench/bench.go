@@ -1,11 +1,10 @@
-// Package bench measures a node from outside, over HTTP, as a user would feel it.
+// Package bench measures a node from outside, over HTTP, as its users experience it.
 //
-// It owns the list of series, what each measures, and the report. It speaks to the node through the
-// public client alone and deletes everything it creates. Two references are measured in the same run: a
-// cold boot of the same template, and a runc container. It asserts nothing: a target that is missed is a
-// word in the table.
+// The package defines the series, what each one measures, and the report. It uses only the public client, and deletes
+// everything it creates. Each run also measures two references: a cold boot of the same template, and a runc
+// container. It asserts nothing: the report says which targets were missed.
 //
-// Run one at a time per node: two would measure each other.
+// Run one benchmark at a time per node; concurrent ones distort each other's numbers.
 package bench
 
 import (
@@ -24,26 +23,26 @@ import (
 
 // Options of a run.
 type Options struct {
-	Template string             // that most series use
-	Sizes    []string           // templates of the fork and hibernate series, which must be baked; none: Template alone
-	Only     []string           // names of groups; none: all
-	Scale    float64            // of the numbers of measurements; 1 is a real run
-	MaxIdle  int                // number of sandboxes in the idle series
-	Registry string             // address of this machine that the node may reach over plain HTTP; none: no images are imported
-	Work     string             // an empty directory for what the container reference needs
+	Template string             // template of most series
+	Sizes    []string           // baked templates of the fork and hibernate series; empty for Template only
+	Only     []string           // groups to measure; empty for all
+	Scale    float64            // factor on the number of measurements; 1 is a full run
+	MaxIdle  int                // largest number of sandboxes in the idle series
+	Registry string             // address of this host that the node accesses over plain HTTP; empty skips oci_import
+	Work     string             // an empty directory for temporary files
 	Report   func(group string) // called before each group
-	// HostSeries measures the groups that need more than a client. Groups without an entry are skipped.
+	// HostSeries measures the groups that need access to the host of the node. Groups without an entry are skipped.
 	HostSeries map[string]HostSeries
 }
 
-// run is one run.
+// run is one benchmark run.
 type run struct {
 	Options
 	cl     *client.Client
 	report *Report
 
 	mu   sync.Mutex
-	made map[api.SandboxID]bool // guarded by mu: exists and must be deleted
+	made map[api.SandboxID]bool // guarded by mu; sandboxes that must be deleted
 }
 
 // part is a group of series that are measured together.
@@ -67,10 +66,10 @@ var parts = []part{
 	{"idle", (*run).idle},
 	{"cold_boot", (*run).coldBoot},
 	{"runc", (*run).runc},
-	more("jail_cost"), more("pager"), more("push"), more("stream"), more("cross_host"),
+	hostPart("jail_cost"), hostPart("pager"), hostPart("push"), hostPart("stream"), hostPart("cross_host"),
 }
 
-// Groups names the groups of series in the order in which they are measured.
+// Groups returns the names of all groups of series, in the order in which they are measured.
 func Groups() []string {
 	names := make([]string, len(parts))
 	for i, p := range parts {
@@ -79,7 +78,7 @@ func Groups() []string {
 	return names
 }
 
-// CheckGroups refuses names that are no group, and says which there are.
+// CheckGroups returns an error that lists the groups if a name is not one of them.
 func CheckGroups(names []string) error {
 	for _, name := range names {
 		if !slices.Contains(Groups(), name) {
@@ -89,9 +88,9 @@ func CheckGroups(names []string) error {
 	return nil
 }
 
-// Templates names the templates that a run needs baked.
+// Templates returns the templates that must be baked before a run.
 func (o Options) Templates() []string {
-	bare := func(group string) bool { return group == "pager" || group == "oci_import" } // they need no template
+	bare := func(group string) bool { return group == "pager" || group == "oci_import" } // these need no template
 	if len(o.Only) > 0 && !slices.ContainsFunc(o.Only, func(g string) bool { return !bare(g) }) {
 		return nil
 	}
@@ -102,11 +101,12 @@ func (o Options) Templates() []string {
 	return append([]string{o.Template}, o.Sizes...)
 }
 
-// cleanup bounds the deletion of everything at the end.
+// cleanup is the time limit for deleting all sandboxes at the end.
 const cleanup = 2 * time.Minute
 
-// Run measures all series, one after the other. A series that fails is in Skipped with the reason, and
-// the others are measured; the error is of the run as a whole, and then the report holds what was measured before.
+// Run measures all series, one after the other. If a group fails, the report lists it in Skipped with the reason, and
+// the run continues with the next group. If the run itself fails, Run returns an error together with a report of what
+// was measured so far.
 func Run(ctx context.Context, cl *client.Client, opt Options) (report *Report, err error) {
 	if err := CheckGroups(opt.Only); err != nil {
 		return nil, err
@@ -149,10 +149,10 @@ func Run(ctx context.Context, cl *client.Client, opt Options) (report *Report, e
 	return r.report, nil
 }
 
-// leastRatio is how many times longer a cold boot to first exec is promised to take than a create to first exec.
+// leastRatio is the target for the time of a cold boot to first exec over that of a create to first exec.
 const leastRatio = 8
 
-// ratio is how many times longer a cold boot takes than a create, each to its first exec; 0 if one of them was not
+// ratio returns the p50 of a cold boot over that of a create, both to the first exec. It is 0 if one of them was not
 // measured.
 func (r *run) ratio() float64 {
 	var cold, create float64
@@ -170,17 +170,17 @@ func (r *run) ratio() float64 {
 	return cold / create
 }
 
-// times scales a number of measurements; there is at least one.
+// times returns n scaled by Scale, and at least 1.
 func (r *run) times(n int) int { return max(1, int(float64(n)*r.Scale)) }
 
-// series begins a series of milliseconds.
+// series adds a series in milliseconds to the report.
 func (r *run) series(name, what string, target *Target) *Series {
 	s := &Series{Name: name, What: what, Unit: "ms", Target: target}
 	r.report.Series = append(r.report.Series, s)
 	return s
 }
 
-// add records one measurement that began at a time, or its failure.
+// add records one measurement in milliseconds, or its failure.
 func (r *run) add(s *Series, took time.Duration, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -193,7 +193,7 @@ func (r *run) add(s *Series, took time.Duration, err error) {
 	s.close()
 }
 
-// make creates a sandbox and remembers to delete it.
+// make creates a sandbox that deleteAll will delete.
 func (r *run) make(ctx context.Context, req api.CreateRequest) (api.Sandbox, error) {
 	if req.Template == "" {
 		req.Template = r.Template
@@ -205,6 +205,7 @@ func (r *run) make(ctx context.Context, req api.CreateRequest) (api.Sandbox, err
 	return sb, err
 }
 
+// remember registers sandboxes for deleteAll.
 func (r *run) remember(ids ...api.SandboxID) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -213,6 +214,7 @@ func (r *run) remember(ids ...api.SandboxID) {
 	}
 }
 
+// remove deletes a sandbox.
 func (r *run) remove(ctx context.Context, id api.SandboxID) error {
 	err := r.cl.Sandboxes.Delete(ctx, id)
 	if err == nil {
@@ -223,6 +225,7 @@ func (r *run) remove(ctx context.Context, id api.SandboxID) error {
 	return err
 }
 
+// deleteAll deletes all sandboxes of the run that still exist.
 func (r *run) deleteAll(ctx context.Context) error {
 	r.mu.Lock()
 	ids := slices.Collect(maps.Keys(r.made))
@@ -234,16 +237,16 @@ func (r *run) deleteAll(ctx context.Context) error {
 	return all
 }
 
-// sh runs a line that must end with 0.
+// sh runs a shell command that must exit with code 0, and returns its standard output.
 func (r *run) sh(ctx context.Context, id api.SandboxID, line string) (string, error) {
 	res, err := r.cl.Sandboxes.Exec(ctx, id, api.ExecRequest{Cmd: line, TimeoutSeconds: 60})
 	if err == nil && res.ExitCode != 0 {
-		err = fmt.Errorf("%q ended with %d: %s", line, res.ExitCode, res.Stderr)
+		err = fmt.Errorf("%q exited with code %d: %s", line, res.ExitCode, res.Stderr)
 	}
 	return res.Stdout, err
 }
 
-// wait pauses between measurements, unless ctx ends.
+// wait sleeps for d, or until ctx ends.
 func wait(ctx context.Context, d time.Duration) error {
 	t := time.NewTimer(d)
 	defer t.Stop()

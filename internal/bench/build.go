@@ -26,28 +26,33 @@ import (
 	"github.com/pandastack/pandastack/api"
 )
 
-// What is built, and what is promised of it.
+// The template that the build series create, their targets, and the size of the image they import.
 const (
-	builtName   = "bench-build"
-	rebuildMost = 3000   // milliseconds, beside the step itself
-	importMost  = 40_000 // milliseconds
-	imageLayers = 5
-	imageFiles  = 100 // of each layer
-	imageFile   = 1 << 20
+	builtName     = "bench-build"
+	rebuildTarget = 3000   // milliseconds, apart from the step itself
+	importTarget  = 40_000 // milliseconds
+	imageLayers   = 5
+	imageFiles    = 100     // files in each layer
+	imageFile     = 1 << 20 // bytes in each file
 )
 
-// rebuild measures a Dockerfile of six steps of which the last has changed.
+// rebuild measures the build of a Dockerfile with six steps, of which only the last has changed.
 func (r *run) rebuild(ctx context.Context) (err error) {
 	defer func() { err = errors.Join(err, r.cl.Templates.Delete(context.WithoutCancel(ctx), builtName)) }()
 	steps := r.series(
 		"rebuild_steps",
-		"a Dockerfile of six steps with another last one: from the request until its layer is kept",
+		"rebuild of a Dockerfile whose last of six steps changed: request until the layer is stored",
 		nil,
 	)
-	whole := r.series("rebuild", "the same until its template is booted, captured and ready", &Target{P50: rebuildMost})
+	whole := r.series(
+		"rebuild",
+		"the same until the template is booted, captured and ready",
+		&Target{P50: rebuildTarget},
+	)
 	for n := range r.times(5) + 1 {
 		text := fmt.Sprintf(
-			"FROM %s\nWORKDIR /srv\nRUN echo 1 > one\nRUN echo 2 > two\nRUN echo 3 > three\nRUN echo 4 > four\nRUN echo %d\n",
+			"FROM %s\nWORKDIR /srv\n"+
+				"RUN echo 1 > one\nRUN echo 2 > two\nRUN echo 3 > three\nRUN echo 4 > four\nRUN echo %d\n",
 			r.Template,
 			n,
 		)
@@ -61,7 +66,7 @@ func (r *run) rebuild(ctx context.Context) (err error) {
 			return err
 		}
 		layer, err := r.follow(ctx, b.ID)
-		if n > 0 { // the first makes the layers
+		if n > 0 { // the first build creates the layers and is not measured
 			r.add(whole, time.Since(began), err)
 			r.add(steps, layer.Sub(began), err)
 		}
@@ -69,7 +74,7 @@ func (r *run) rebuild(ctx context.Context) (err error) {
 	return nil
 }
 
-// follow waits for a build to end well and answers when its last step was done.
+// follow waits until a build has succeeded and returns when its last step was done.
 func (r *run) follow(ctx context.Context, id api.BuildID) (layer time.Time, err error) {
 	err = r.cl.Templates.BuildLogs(ctx, id, 0, true, func(l api.BuildLine) error {
 		if strings.HasPrefix(l.Line, "done in") {
@@ -87,10 +92,12 @@ func (r *run) follow(ctx context.Context, id api.BuildID) (layer time.Time, err 
 	return layer, err
 }
 
-// importImage measures how long an image of 500 MB takes from a registry in this process onto the node's disk.
+// importImage measures the import of a 500 MB image from a registry in this process to the node's disk.
 func (r *run) importImage(ctx context.Context) (err error) {
 	if r.Registry == "" {
-		return errors.New("build.insecure_registries of the node names no address of this machine where a registry could listen")
+		return errors.New(
+			"the node's build.insecure_registries has no address of this host for a registry to listen on",
+		)
 	}
 	l, err := net.Listen("tcp", r.Registry)
 	if err != nil {
@@ -109,14 +116,14 @@ func (r *run) importImage(ctx context.Context) (err error) {
 		}
 	}()
 	ref := l.Addr().String() + "/bench:1"
-	r.Report("making an image of 500 MB")
+	r.Report("creating an image of 500 MB")
 	if err := pushImage(ctx, ref); err != nil {
 		return err
 	}
 	s := r.series(
 		"oci_import",
-		"an image of 500 MB in five layers from a registry on this machine to a root file system",
-		&Target{P50: importMost},
+		"import of a 500 MB image with five layers from a registry on this host to a root file system",
+		&Target{P50: importTarget},
 	)
 	began := time.Now()
 	b, err := r.cl.Templates.Build(
@@ -127,7 +134,7 @@ func (r *run) importImage(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	// The image holds no programs, so its build ends behind the import, at its boot.
+	// The image contains no programs, so its build fails after the import, when it boots.
 	var at time.Time
 	err = r.cl.Templates.BuildLogs(ctx, b.ID, 0, true, func(l api.BuildLine) error {
 		if strings.HasPrefix(l.Line, "imported ") {
@@ -147,10 +154,10 @@ func (r *run) importImage(ctx context.Context) (err error) {
 	return nil
 }
 
-// errImported ends the reading of a log.
-var errImported = errors.New("it is imported")
+// errImported stops following the build log once the image is imported.
+var errImported = errors.New("the image is imported")
 
-// pushImage makes an image of files that do not compress and gives it to a registry.
+// pushImage creates an image of incompressible files and pushes it to a registry.
 func pushImage(ctx context.Context, ref string) error {
 	img := empty.Image
 	config, err := img.ConfigFile()
@@ -178,6 +185,7 @@ func pushImage(ctx context.Context, ref string) error {
 	return writeImage(ctx, ref, out)
 }
 
+// writeImage pushes an image to a registry over plain HTTP.
 func writeImage(ctx context.Context, ref string, img v1.Image) error {
 	to, err := name.ParseReference(ref, name.Insecure)
 	if err != nil {
@@ -186,7 +194,7 @@ func writeImage(ctx context.Context, ref string, img v1.Image) error {
 	return remote.Write(to, img, remote.WithContext(ctx))
 }
 
-// layerOf is the n-th layer, the same whenever it is asked for.
+// layerOf returns the n-th layer as a tar stream. Its content is the same in every call.
 func layerOf(n int) io.ReadCloser {
 	r, w := io.Pipe()
 	go func() {
@@ -211,7 +219,7 @@ func layerOf(n int) io.ReadCloser {
 				_, all = out.Write(data.Bytes())
 			}
 		}
-		w.CloseWithError(errors.Join(all, out.Close())) // a reader that has gone ends the writing, too
+		w.CloseWithError(errors.Join(all, out.Close())) // fails the reader; never returns an error
 	}()
 	return r
 }

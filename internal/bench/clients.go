@@ -27,20 +27,20 @@ var e2bScript []byte
 //go:embed sdk.mjs
 var sdkScript []byte
 
-// clientTimes is how often each client runs its command, after clientWarm that are not measured: the first
-// ones find caches cold, those of the client's own compiler among them.
+// clientTimes is the number of measured commands of each client. clientWarm commands before them are not measured,
+// because caches are cold then, including those of the client's JIT compiler.
 const (
 	clientTimes = 200
 	clientWarm  = 20
 )
 
-// clientTarget is the promise for a command through a published client, in milliseconds.
+// clientTarget is the target for a command through a published client, in milliseconds.
 const clientTarget = 25
 
-// npmLimit bounds the installation of one client.
+// npmLimit is the time limit for the installation of one client.
 const npmLimit = 5 * time.Minute
 
-// published is a client that nobody here wrote, for Node.js.
+// published is a published client library for Node.js.
 type published struct {
 	series, packet, version string
 	script                  []byte
@@ -60,8 +60,8 @@ var publishedClients = []published{
 	}},
 }
 
-// clients measures exec of true through published clients: a process of Node.js each, over HTTP, which keeps
-// its connection. They are installed by npm in the work directory.
+// clients measures exec of true through published clients: one Node.js process for each, over HTTP on a persistent
+// connection. npm installs them in the work directory.
 func (r *run) clients(ctx context.Context) error {
 	for _, program := range []string{"node", "npm"} {
 		if _, err := exec.LookPath(program); err != nil {
@@ -72,7 +72,7 @@ func (r *run) clients(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	idle := httptest.NewServer(atOnce(sb.ID))
+	idle := httptest.NewServer(immediateAPI(sb.ID))
 	defer idle.Close()
 	var all error
 	for _, p := range publishedClients {
@@ -83,8 +83,8 @@ func (r *run) clients(ctx context.Context) error {
 	return all
 }
 
-// both measures one client against the node, and then against a server that answers at once: what that takes is
-// the client's own.
+// both measures one client against the node, and then against a server that replies immediately, which gives the time
+// that the client itself takes.
 func (r *run) both(ctx context.Context, p published, id api.SandboxID, idle string) error {
 	dir := filepath.Join(r.Work, p.series)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -92,7 +92,9 @@ func (r *run) both(ctx context.Context, p published, id api.SandboxID, idle stri
 	}
 	install, cancel := context.WithTimeout(ctx, npmLimit)
 	defer cancel()
-	if err := command(install, "npm", "install", "--prefix", dir, "--no-audit", "--no-fund", "--ignore-scripts", p.packet+"@"+p.version); err != nil {
+	err := command(install, "npm", "install", "--prefix", dir,
+		"--no-audit", "--no-fund", "--ignore-scripts", p.packet+"@"+p.version)
+	if err != nil {
 		return err
 	}
 	if err := os.WriteFile(filepath.Join(dir, "times.mjs"), p.script, 0o644); err != nil {
@@ -100,24 +102,25 @@ func (r *run) both(ctx context.Context, p published, id api.SandboxID, idle stri
 	}
 	s := r.series(
 		p.series,
-		fmt.Sprintf("exec of true through %s %s, again and again in one sandbox", p.packet, p.version),
+		fmt.Sprintf("exec of true through %s %s, repeatedly in one sandbox", p.packet, p.version),
 		&Target{P50: clientTarget},
 	)
-	if err := r.through(ctx, s, dir, append(p.environment(r.cl.URL(), r.cl.Key()), "BENCH_SANDBOX="+string(id))); err != nil {
+	sandbox := "BENCH_SANDBOX=" + string(id)
+	if err := r.runScript(ctx, s, dir, append(p.environment(r.cl.URL(), r.cl.Key()), sandbox)); err != nil {
 		return err
 	}
-	own := r.series(p.series+"_own", "reference: the same against a server that answers at once", nil)
-	if err := r.through(ctx, own, dir, append(p.environment(idle, r.cl.Key()), "BENCH_SANDBOX="+string(id))); err != nil {
+	own := r.series(p.series+"_own", "reference: the same against a server that replies immediately", nil)
+	if err := r.runScript(ctx, own, dir, append(p.environment(idle, r.cl.Key()), sandbox)); err != nil {
 		return err
 	}
 	s.close()
 	own.close()
-	s.Note = fmt.Sprintf("%.1f ms of it the client's own", own.P50)
+	s.Note = fmt.Sprintf("%.1f ms of it in the client", own.P50)
 	return nil
 }
 
-// through runs the commands of the client in dir and records how long each took by the client's own clock.
-func (r *run) through(ctx context.Context, s *Series, dir string, env []string) error {
+// runScript runs the client's script in dir and records how long each command took by the client's own clock.
+func (r *run) runScript(ctx context.Context, s *Series, dir string, env []string) error {
 	n := r.times(clientTimes)
 	c := exec.CommandContext(ctx, "node", "times.mjs")
 	c.Dir = dir
@@ -130,33 +133,34 @@ func (r *run) through(ctx context.Context, s *Series, dir string, env []string) 
 	return r.recordOutput(s, &out, n)
 }
 
-// recordOutput records what a script printed, less the first clientWarm.
+// recordOutput records the measurements that a script printed, except the first clientWarm.
 func (r *run) recordOutput(s *Series, out *bytes.Buffer, n int) error {
-	told := 0
+	seen := 0
 	for lines := bufio.NewScanner(out); lines.Scan(); {
 		var one struct {
 			MS    float64 `json:"ms"`
 			Error string  `json:"error"`
 		}
 		if err := json.Unmarshal(lines.Bytes(), &one); err != nil {
-			return fmt.Errorf("the script printed %.80q", lines.Text())
+			return fmt.Errorf("the script printed %.80q, want one JSON object per line", lines.Text())
 		}
 		var err error
 		if one.Error != "" {
 			err = errors.New(one.Error)
 		}
-		if told++; told > clientWarm {
+		if seen++; seen > clientWarm {
 			r.add(s, time.Duration(one.MS*float64(time.Millisecond)), err)
 		}
 	}
-	if told != n+clientWarm {
-		return fmt.Errorf("the script told of %d commands of %d", told, n+clientWarm)
+	if seen != n+clientWarm {
+		return fmt.Errorf("the script reported %d commands, want %d", seen, n+clientWarm)
 	}
 	return nil
 }
 
-// atOnce answers what the clients ask for a command in a sandbox, without one: it has ended well.
-func atOnce(id api.SandboxID) http.Handler {
+// immediateAPI replies to the requests that the clients send for a command, as if it had succeeded immediately.
+// Nothing runs. Write errors are ignored: they mean that the client has disconnected.
+func immediateAPI(id api.SandboxID) http.Handler {
 	mux := http.NewServeMux()
 	about := func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
@@ -165,23 +169,27 @@ func atOnce(id api.SandboxID) http.Handler {
 			`{"id":%q,"status":"running","sandboxID":%q,"templateID":"base","clientID":"bench","envdVersion":"0.6.4"}`,
 			id,
 			id,
-		) // a client that is gone
+		)
 	}
 	mux.HandleFunc("GET /v1/sandboxes/{id}", about)
 	mux.HandleFunc("POST /v2/sandboxes/{id}/connect", about)
 	mux.HandleFunc("POST /v1/sandboxes/{id}/exec", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
-		_, _ = io.WriteString(w, `{"stdout":"","stderr":"","exit_code":0,"duration_ms":0}`) // as above
+		_, _ = io.WriteString(w, `{"stdout":"","stderr":"","exit_code":0,"duration_ms":0}`)
 	})
 	mux.HandleFunc("POST /process.Process/Start", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/connect+json")
 		for _, one := range []struct {
 			flags   byte // 2: the end of the stream
 			message string
-		}{{0, `{"event":{"start":{"pid":1}}}`}, {0, `{"event":{"end":{"exited":true,"status":"exit status 0"}}}`}, {2, `{}`}} {
+		}{
+			{0, `{"event":{"start":{"pid":1}}}`},
+			{0, `{"event":{"end":{"exited":true,"status":"exit status 0"}}}`},
+			{2, `{}`},
+		} {
 			head := binary.BigEndian.AppendUint32([]byte{one.flags}, uint32(len(one.message)))
-			_, _ = w.Write(append(head, one.message...)) // as above
-			_ = http.NewResponseController(w).Flush()    // as above
+			_, _ = w.Write(append(head, one.message...))
+			_ = http.NewResponseController(w).Flush()
 		}
 	})
 	return mux

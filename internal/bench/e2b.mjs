@@ -1,4 +1,4 @@
-// Times commands of E2B's published client against a node. It reads E2B_API_KEY, E2B_API_URL, E2B_SANDBOX_URL,
+// Measures commands through E2B's published client against a node. It reads E2B_API_KEY, E2B_API_URL, E2B_SANDBOX_URL,
 // BENCH_SANDBOX and BENCH_TIMES, and prints one line for each command: {"ms"} or {"error"}.
 import { Sandbox } from "e2b";
 

@@ -5,13 +5,13 @@ import (
 	"errors"
 )
 
-// HostSeries measures a group of series that needs more than a client: the machine it runs on.
+// HostSeries measures a group of series that needs access to the host of the node.
 type HostSeries func(ctx context.Context, s *Sheet) error
 
-// Sheet is where a More writes what it measured. It belongs to one goroutine.
+// Sheet records the measurements of a HostSeries. It must not be used concurrently.
 type Sheet struct{ r *run }
 
-// Series begins a series. What it holds is in the unit; a target may be nil.
+// Series adds a series to the report. unit is the unit of its values; target may be nil.
 func (s *Sheet) Series(name, what, unit string, target *Target) *Series {
 	out := s.r.series(name, what, target)
 	out.Unit = unit
@@ -24,16 +24,17 @@ func (s *Sheet) Add(to *Series, value float64) {
 	to.close()
 }
 
-// Times scales a number of measurements; there is at least one.
+// Times returns n scaled by Options.Scale, and at least 1.
 func (s *Sheet) Times(n int) int { return s.r.times(n) }
 
-// Log says what is going on.
+// Log reports progress.
 func (s *Sheet) Log(text string) { s.r.Report(text) }
 
-var errNotHere = errors.New("it is measured by the command line on the node's own machine")
+// errNotHere is the reason for skipping a group without a HostSeries.
+var errNotHere = errors.New("needs access to the node's host; run 'pandastack bench' there")
 
-// more makes a part of a group that Options.More has.
-func more(name string) part {
+// hostPart returns the part that runs an entry of Options.HostSeries.
+func hostPart(name string) part {
 	return part{name, func(r *run, ctx context.Context) error {
 		do := r.HostSeries[name]
 		if do == nil {

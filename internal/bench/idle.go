@@ -8,20 +8,19 @@ import (
 	"github.com/pandastack/pandastack/api"
 )
 
-// settle is how long sandboxes are left alone before what they take is measured, and window for how
-// long their processor time is.
+// settle is the pause before idle sandboxes are measured, and window is how long their CPU time is measured.
 const (
-	settle = 10 * time.Second // a guest's kernel writes back for some seconds what its start left
+	settle = 10 * time.Second // a guest's kernel writes back dirty pages for some seconds after the start
 	window = 20 * time.Second
 )
 
-// idle measures what idle sandboxes take, at 1, 50 and 100 of them, and that each of them answers.
+// idle measures memory and CPU time of 1, 50 and 100 idle sandboxes, and checks that each of them replies.
 func (r *run) idle(ctx context.Context) error {
 	var ids []api.SandboxID
 	for _, level := range []int{1, 50, 100} {
 		if level > r.MaxIdle {
 			r.report.Skipped[fmt.Sprintf("idle_%d", level)] = fmt.Sprintf(
-				"more than the %d sandboxes of --most",
+				"more than the %d sandboxes of --max-idle",
 				r.MaxIdle,
 			)
 			return nil
@@ -36,36 +35,36 @@ func (r *run) idle(ctx context.Context) error {
 		for i, id := range ids {
 			word := fmt.Sprintf("I am %d", i)
 			if out, err := r.sh(ctx, id, "echo "+word); err != nil || out != word+"\n" {
-				return fmt.Errorf("sandbox %d of %d said %q: %w", i, level, out, err)
+				return fmt.Errorf("sandbox %d of %d printed %q, want %q: %w", i, level, out, word+"\n", err)
 			}
 		}
 		live := r.series(
 			fmt.Sprintf("idle_live_%d", level),
-			fmt.Sprintf("sandboxes that live at once and answered, of %d", level),
+			fmt.Sprintf("sandboxes that run at the same time and reply, of %d", level),
 			&Target{Least: float64(level)},
 		)
 		live.Unit, live.Values = "sandboxes", []float64{float64(len(ids))}
 		live.close()
-		if err := r.take(ctx, ids, level); err != nil {
+		if err := r.measureIdle(ctx, ids, level); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// take measures memory and processor time of idle sandboxes.
-func (r *run) take(ctx context.Context, ids []api.SandboxID, level int) error {
+// measureIdle measures memory and CPU time of idle sandboxes.
+func (r *run) measureIdle(ctx context.Context, ids []api.SandboxID, level int) error {
 	if err := wait(ctx, settle); err != nil {
 		return err
 	}
 	pss := r.series(
 		fmt.Sprintf("idle_pss_%d", level),
-		fmt.Sprintf("memory of an idle sandbox with its monitor (PSS), of %d", level),
+		fmt.Sprintf("memory of an idle sandbox with its monitor (PSS), with %d running", level),
 		&Target{P50: 40},
 	)
 	cpu := r.series(
 		fmt.Sprintf("idle_cpu_%d", level),
-		fmt.Sprintf("processor time of an idle sandbox, of %d", level),
+		fmt.Sprintf("CPU time of an idle sandbox, with %d running", level),
 		&Target{P50: 0.5},
 	)
 	pss.Unit, cpu.Unit = "MiB", "% of a core"

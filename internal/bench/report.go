@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// Series is one thing measured several times.
+// Series is one quantity, measured several times.
 type Series struct {
 	Name   string    `json:"name"`
 	What   string    `json:"what"`
@@ -22,20 +22,20 @@ type Series struct {
 	Max    float64   `json:"max"`
 	Target *Target   `json:"target,omitempty"`
 	Met    *bool     `json:"met,omitempty"`
-	Failed int       `json:"failed,omitempty"` // measurements that ended in an error
+	Failed int       `json:"failed,omitempty"` // measurements that failed
 	Note   string    `json:"note,omitempty"`
 }
 
-// Target is a promise of SPECIFICATION.md. Zero is no limit.
+// Target is a promise in SPECIFICATION.md. A zero field sets no limit.
 type Target struct {
-	AtLeast float64 `json:"at_least,omitempty"` // for the p50 of what should be much: rates
+	AtLeast float64 `json:"at_least,omitempty"` // lower limit of the p50, for rates
 	P50     float64 `json:"p50,omitempty"`
 	P99     float64 `json:"p99,omitempty"`
 	Max     float64 `json:"max,omitempty"`
-	Least   float64 `json:"least,omitempty"` // every value is this or more
+	Least   float64 `json:"least,omitempty"` // lower limit of every value
 }
 
-// Report is what a run measured, and where.
+// Report is the result of a run.
 type Report struct {
 	Began   time.Time         `json:"began"`
 	Took    float64           `json:"took_seconds"`
@@ -46,16 +46,16 @@ type Report struct {
 	Skipped map[string]string `json:"skipped,omitempty"`
 }
 
-// Machine is where a run was made.
+// Machine describes the host of a run.
 type Machine struct {
 	CPU       string  `json:"cpu"`
 	CPUs      int     `json:"cpus"`
 	MemoryMiB int     `json:"memory_mib"`
 	Kernel    string  `json:"kernel"`
-	Load1     float64 `json:"load_1"` // when the run began: above 0.5 a core the numbers are not of a quiet machine
+	Load1     float64 `json:"load_1"` // load average when the run began; above 0.5 per core the host is not quiet
 }
 
-// percentile is the value by nearest rank; p is of 100. No values give 0.
+// percentile returns the p-th percentile by nearest rank, with p from 0 to 100. It returns 0 if values is empty.
 func percentile(values []float64, p float64) float64 {
 	if len(values) == 0 {
 		return 0
@@ -65,26 +65,16 @@ func percentile(values []float64, p float64) float64 {
 	return sorted[min(max(rank, 1), len(sorted))-1]
 }
 
-// close computes what follows from the values.
+// close computes the percentiles and whether the target is met.
 func (s *Series) close() {
-	s.P50, s.P95, s.P99, s.Max = percentile(
-		s.Values,
-		50,
-	), percentile(
-		s.Values,
-		95,
-	), percentile(
-		s.Values,
-		99,
-	), percentile(
-		s.Values,
-		100,
-	)
+	s.P50, s.P95 = percentile(s.Values, 50), percentile(s.Values, 95)
+	s.P99, s.Max = percentile(s.Values, 99), percentile(s.Values, 100)
 	if s.Target == nil || len(s.Values) == 0 {
 		return
 	}
 	holds := func(value, limit float64) bool { return limit == 0 || value <= limit }
-	reaches := func(value, least float64) bool { return least == 0 || value >= least } // a difference may be below 0
+	// values may be negative: jail_cost
+	reaches := func(value, least float64) bool { return least == 0 || value >= least }
 	met := reaches(s.P50, s.Target.AtLeast) && holds(s.P50, s.Target.P50) && holds(s.P99, s.Target.P99) &&
 		holds(s.Max, s.Target.Max) &&
 		reaches(slices.Min(s.Values), s.Target.Least) &&
@@ -92,11 +82,11 @@ func (s *Series) close() {
 	s.Met = &met
 }
 
-// Table writes the report for people.
+// Table writes the report as text.
 func (r *Report) Table(w io.Writer) error {
 	fmt.Fprintf(
 		w,
-		"%s · %d processors · %d MiB · Linux %s · load %.2f\n",
+		"%s · %d CPUs · %d MiB · Linux %s · load %.2f\n",
 		r.Machine.CPU,
 		r.Machine.CPUs,
 		r.Machine.MemoryMiB,
@@ -127,7 +117,8 @@ func (r *Report) Table(w io.Writer) error {
 	if r.Ratio > 0 {
 		fmt.Fprintf(
 			w,
-			"\ncreate to first exec is %.1f times faster than a cold boot to first exec of the same template: >=%d %s\n",
+			"\ncreate to first exec is %.1f times faster than a cold boot to first exec of the same template: "+
+				">=%d %s\n",
 			r.Ratio,
 			leastRatio,
 			verdict(r.Ratio >= leastRatio),
@@ -147,7 +138,7 @@ func (r *Report) Table(w io.Writer) error {
 	return nil
 }
 
-// targets counts the targets that were met and names what missed its own.
+// targets returns the number of targets that were met, and the names of the series that missed theirs.
 func (r *Report) targets() (met int, missed []string) {
 	for _, s := range r.Series {
 		switch {
@@ -166,6 +157,7 @@ func (r *Report) targets() (met int, missed []string) {
 	return met, missed
 }
 
+// verdict returns the word for a target in the table.
 func verdict(met bool) string {
 	if met {
 		return "met"
@@ -173,6 +165,7 @@ func verdict(met bool) string {
 	return "MISSED"
 }
 
+// target returns the target column of the table.
 func (s *Series) target() string {
 	text := ""
 	if t := s.Target; t != nil {
@@ -197,6 +190,7 @@ func (s *Series) target() string {
 	return text
 }
 
+// number formats a value with about three significant digits.
 func number(v float64) string {
 	switch {
 	case v >= 100:

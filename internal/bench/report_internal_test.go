@@ -26,7 +26,7 @@ func TestPercentile(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if got := percentile(tt.values, tt.p); got != tt.want {
-				t.Errorf("got %v, want %v", got, tt.want)
+				t.Errorf("percentile(%v, %v) = %v, want %v", tt.values, tt.p, got, tt.want)
 			}
 		})
 	}
@@ -48,7 +48,7 @@ func TestTargets(t *testing.T) {
 	}
 	if !*fast.Met || *slow.Met || *failed.Met || !*many.Met || *few.Met {
 		t.Errorf(
-			"met: %v %v %v %v %v, want only the first and the fourth",
+			"targets met = %v %v %v %v %v, want only the first and the fourth",
 			*fast.Met,
 			*slow.Met,
 			*failed.Met,
@@ -60,7 +60,10 @@ func TestTargets(t *testing.T) {
 	if err := r.Table(&out); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"p50<=2.00 p99<=3.00 met", "MISSED", "1 FAILED", "9.5 times faster", ">=8 met", ">=100 met", ">=100 MISSED", "3 targets met, 3 missed: slow, failed, few\n", "not measured: runc: not installed"} {
+	for _, want := range []string{
+		"p50<=2.00 p99<=3.00 met", "MISSED", "1 FAILED", "9.5 times faster", ">=8 met", ">=100 met", ">=100 MISSED",
+		"3 targets met, 3 missed: slow, failed, few\n", "not measured: runc: not installed",
+	} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("table lacks %q:\n%s", want, out.String())
 		}
@@ -72,24 +75,24 @@ func TestGroups(t *testing.T) {
 		t.Error(err)
 	}
 	err := CheckGroups([]string{"create", "creat"})
-	if err == nil || !strings.Contains(err.Error(), `"creat"; there are create, exec,`) {
-		t.Errorf("%v, want the wrong word and those that there are", err)
+	if err == nil || !strings.Contains(err.Error(), `"creat"; the groups are create, exec,`) {
+		t.Errorf("CheckGroups: error %v, want the unknown name and the list of groups", err)
 	}
 	if _, err := Run(t.Context(), nil, Options{Only: []string{"nonsense"}}); err == nil {
-		t.Error("a run of no group began")
+		t.Error("Run with an unknown group succeeded, want an error")
 	}
 }
 
-// What is less than nothing keeps to a bound from above.
+// TestDifferenceBelowZeroIsMet checks that a negative value meets an upper limit, and misses a lower one.
 func TestDifferenceBelowZeroIsMet(t *testing.T) {
 	s := Series{Values: []float64{-9}, Target: &Target{P50: 5}}
 	s.close()
 	if s.Met == nil || !*s.Met {
-		t.Error("-9 is not at most 5")
+		t.Errorf("met = %v for -9 with P50 <= 5, want true", s.Met)
 	}
 	s = Series{Values: []float64{-9}, Target: &Target{AtLeast: 5}}
 	s.close()
 	if s.Met == nil || *s.Met {
-		t.Error("-9 is at least 5")
+		t.Errorf("met = %v for -9 with P50 >= 5, want false", s.Met)
 	}
 }

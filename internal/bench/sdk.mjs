@@ -1,4 +1,4 @@
-// Times commands of the published TypeScript SDK against a node. It reads PANDASTACK_API, PANDASTACK_API_KEY,
+// Measures commands through the published TypeScript SDK against a node. It reads PANDASTACK_API, PANDASTACK_API_KEY,
 // BENCH_SANDBOX and BENCH_TIMES, and prints one line for each command: {"ms"} or {"error"}.
 import { createRequire } from "node:module";
 

@@ -8,29 +8,29 @@ import (
 	"github.com/pandastack/pandastack/api"
 )
 
-// The templates whose first deeds are measured, as far as they are baked.
+// The templates whose first operations are measured if they are baked.
 const (
 	cellTemplate   = "code-interpreter"
 	shotTemplate   = "browser"
-	cellContext    = "default" // the context that the template keeps
+	cellContext    = "default" // the code context that runs in the template
 	shotPage       = "file:///usr/local/lib/pandastack/page.html"
-	shotTimes      = 5 // times faster than a cold start a first screenshot is promised to be
-	coldStartLimit = 300
+	shotTimes      = 5   // target: how many times faster a first screenshot is than a cold start
+	coldStartLimit = 300 // seconds
 )
 
-// has tells whether a template is baked, and notes it as skipped if not.
+// has reports whether a template is baked. If not, it records the series as skipped.
 func (r *run) has(ctx context.Context, series, template string) (bool, error) {
 	t, err := r.cl.Templates.Get(ctx, template)
 	if err != nil {
 		return false, err
 	}
 	if !t.Baked {
-		r.report.Skipped[series] = template + " is not baked; pandastack template bake " + template
+		r.report.Skipped[series] = template + " is not baked; run 'pandastack template bake " + template + "'"
 	}
 	return t.Baked, nil
 }
 
-// firstCell measures how soon the first cell of code of a sandbox is answered.
+// firstCell measures the time from the create of a sandbox to the result of its first code cell.
 func (r *run) firstCell(ctx context.Context) error {
 	ok, err := r.has(ctx, "first_cell", cellTemplate)
 	if err != nil || !ok {
@@ -38,18 +38,18 @@ func (r *run) firstCell(ctx context.Context) error {
 	}
 	warm := r.series(
 		"first_cell",
-		"create of a code interpreter to the answer of its first cell, 1+1",
+		"create of a code interpreter to the result of its first cell, 1+1",
 		&Target{P50: 250},
 	)
 	again := r.series("next_cell", "the next cell in the same context", nil)
-	frame := r.series("first_frame", "a first cell that makes a table with pandas, from its request", nil)
+	frame := r.series("first_frame", "a first cell that builds a pandas data frame, request to result", nil)
 	for i := range r.times(30) + 1 {
 		began := time.Now()
 		sb, err := r.make(ctx, api.CreateRequest{Template: cellTemplate})
 		if err == nil {
 			err = r.cell(ctx, sb.ID, "1+1", "2")
 		}
-		if i > 0 { // the first finds caches cold
+		if i > 0 { // the first one is not measured: caches are cold
 			r.add(warm, time.Since(began), err)
 		}
 		if err != nil {
@@ -68,36 +68,37 @@ func (r *run) firstCell(ctx context.Context) error {
 	return nil
 }
 
-// cell runs code in the context that the template keeps and wants its value.
+// cell runs code in the template's context and checks its value.
 func (r *run) cell(ctx context.Context, id api.SandboxID, code, want string) error {
 	res, err := r.cl.Sandboxes.RunCell(ctx, id, cellContext, api.ReplCell{Code: code})
 	if err != nil {
 		return err
 	}
 	if len(res.Results) != 1 || res.Results[0]["text/plain"] != want {
-		return fmt.Errorf("cell %q answered %v %s, want %s", code, res.Results, res.Error, want)
+		return fmt.Errorf("cell %q returned %v %s, want %s", code, res.Results, res.Error, want)
 	}
 	return nil
 }
 
-// firstScreenshot measures a picture from the browser that runs in the template, and beside it, in the same
-// guest and after it, one from a Chromium that has to start.
+// firstScreenshot measures a screenshot by the browser that runs in the template, and then, for comparison, one by a
+// Chromium that has to start in the same guest.
 func (r *run) firstScreenshot(ctx context.Context) error {
 	ok, err := r.has(ctx, "first_screenshot", shotTemplate)
 	if err != nil || !ok {
 		return err
 	}
 	first := r.series("first_screenshot", "create of a browser to its first screenshot of a local page", nil)
-	next := r.series("next_screenshot", "the next one of the same browser", nil)
-	cold := r.series("cold_screenshot", "the same page by a Chromium started in the same guest", nil)
+	next := r.series("next_screenshot", "the next screenshot of the same browser", nil)
+	cold := r.series("cold_screenshot", "the same page by a Chromium that is started in the same guest", nil)
 	times := r.series(
 		"screenshot_times",
-		"how many times faster the first screenshot is than that cold start, in the same guest",
+		"how many times faster the first screenshot is than that cold start",
 		&Target{AtLeast: shotTimes},
 	)
 	times.Unit = "times"
 	const shot = "screenshot " + shotPage + " /tmp/shot.png"
-	const start = "chromium --no-sandbox --disable-gpu --hide-scrollbars --window-size=1280,720 --user-data-dir=$(mktemp -d) --screenshot=/tmp/cold.png " + shotPage + " 2>/dev/null && test -s /tmp/cold.png"
+	const start = "chromium --no-sandbox --disable-gpu --hide-scrollbars --window-size=1280,720 " +
+		"--user-data-dir=$(mktemp -d) --screenshot=/tmp/cold.png " + shotPage + " 2>/dev/null && test -s /tmp/cold.png"
 	for i := range r.times(5) + 1 {
 		began := time.Now()
 		sb, err := r.make(ctx, api.CreateRequest{Template: shotTemplate})
@@ -105,7 +106,7 @@ func (r *run) firstScreenshot(ctx context.Context) error {
 			err = r.long(ctx, sb.ID, shot)
 		}
 		took := time.Since(began)
-		if i > 0 { // the first finds caches cold
+		if i > 0 { // the first one is not measured: caches are cold
 			r.add(first, took, err)
 		}
 		if err != nil {
@@ -127,7 +128,7 @@ func (r *run) firstScreenshot(ctx context.Context) error {
 	return nil
 }
 
-// compare records how many times longer one thing took than another.
+// compare records the ratio of two durations, or a failure.
 func (r *run) compare(s *Series, long, short time.Duration, err error) {
 	if err != nil {
 		r.add(s, 0, err)
@@ -139,11 +140,11 @@ func (r *run) compare(s *Series, long, short time.Duration, err error) {
 	s.close()
 }
 
-// long runs a line that may take minutes and must end with 0.
+// long runs a shell command that may take minutes and must exit with code 0.
 func (r *run) long(ctx context.Context, id api.SandboxID, line string) error {
 	res, err := r.cl.Sandboxes.Exec(ctx, id, api.ExecRequest{Cmd: line, TimeoutSeconds: coldStartLimit})
 	if err == nil && res.ExitCode != 0 {
-		err = fmt.Errorf("%q ended with %d: %s%s", line, res.ExitCode, res.Stdout, res.Stderr)
+		err = fmt.Errorf("%q exited with code %d: %s%s", line, res.ExitCode, res.Stdout, res.Stderr)
 	}
 	return err
 }

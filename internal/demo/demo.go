@@ -1,7 +1,6 @@
-// Package demo does the main job of a node in front of a person, and checks every step of it.
+// Package demo shows what a node does, step by step, and checks every step.
 //
-// It owns the story and its words; it speaks to a node through the public client only, creates what it
-// deletes, and leaves nothing behind whatever happens. One Run at a time per output.
+// It uses only the public client, and deletes all sandboxes that it created, also when a step fails.
 package demo
 
 import (
@@ -17,33 +16,33 @@ import (
 	"github.com/pandastack/pandastack/client"
 )
 
-// Step is one thing that was done.
+// Step is one step of the demo and its result.
 type Step struct {
 	Name   string  `json:"name"`
 	TookMS float64 `json:"took_ms"`
-	Text   string  `json:"text"` // what is to be seen
+	Text   string  `json:"text"` // what the step shows
 }
 
 // Options of a run.
 type Options struct {
 	Template string
 	Children int
-	Report   func(Step) // called as each step ends; may be nil
+	Report   func(Step) // called after each step; may be nil
 }
 
-// cleanup bounds the deletion of everything at the end.
+// cleanup is the time limit for deleting all sandboxes at the end.
 const cleanup = time.Minute
 
-// memory is a program that keeps something in memory alone: a word it made up, and what it was told.
+// memory is a program that keeps state only in memory: a random word, and all words it has read from a pipe.
 const memory = `
 import os, secrets
-word, told = secrets.token_hex(4), []
+word, seen = secrets.token_hex(4), []
 while True:
-    with open("/tmp/ask") as f: told.append(f.read().strip())
-    with open("/tmp/answer", "w") as f: f.write(word + " " + ",".join(told) + "\n")
+    with open("/tmp/ask") as f: seen.append(f.read().strip())
+    with open("/tmp/reply", "w") as f: f.write(word + " " + ",".join(seen) + "\n")
 `
 
-// script is one run.
+// script is one run of the demo.
 type script struct {
 	cl    *client.Client
 	opt   Options
@@ -51,8 +50,8 @@ type script struct {
 	made  []api.SandboxID
 }
 
-// Run does every step and gives what each took. The first step that does not do what it promises ends
-// the run with an error that says so; what was made is deleted in any case.
+// Run runs all steps and returns them with their times. If a step fails its check, Run deletes the sandboxes it created
+// and returns an error that names the step.
 func Run(ctx context.Context, cl *client.Client, opt Options) (steps []Step, err error) {
 	s := &script{cl: cl, opt: opt}
 	defer func() {
@@ -71,7 +70,7 @@ func Run(ctx context.Context, cl *client.Client, opt Options) (steps []Step, err
 	return nil, s.hibernateAndWake(ctx, id)
 }
 
-// step runs do, measures it, and tells the text it answers.
+// step runs do, measures it, and reports the text that do returns.
 func (s *script) step(name string, do func() (string, error)) error {
 	began := time.Now()
 	text, err := do()
@@ -86,23 +85,24 @@ func (s *script) step(name string, do func() (string, error)) error {
 	return nil
 }
 
-// sh runs a line and gives its output; a failure of the line is an error with its words.
+// sh runs a shell command and returns its trimmed output. If the exit code is not 0, the error contains standard error.
 func (s *script) sh(ctx context.Context, id api.SandboxID, line string) (string, error) {
 	res, err := s.cl.Sandboxes.Exec(ctx, id, api.ExecRequest{Cmd: line, TimeoutSeconds: 60})
 	if err != nil {
 		return "", err
 	}
 	if res.ExitCode != 0 {
-		return "", fmt.Errorf("%q ended with %d: %s", line, res.ExitCode, strings.TrimSpace(res.Stderr))
+		return "", fmt.Errorf("%q exited with code %d: %s", line, res.ExitCode, strings.TrimSpace(res.Stderr))
 	}
 	return strings.TrimSpace(res.Stdout), nil
 }
 
-// ask tells the program in memory a word and gives its answer.
+// ask sends a word to the program memory and returns its reply.
 func (s *script) ask(ctx context.Context, id api.SandboxID, word string) (string, error) {
-	return s.sh(ctx, id, "echo "+word+" >/tmp/ask; cat /tmp/answer")
+	return s.sh(ctx, id, "echo "+word+" >/tmp/ask; cat /tmp/reply")
 }
 
+// begin creates a sandbox, runs Python in it, and writes and reads a file.
 func (s *script) begin(ctx context.Context) (id api.SandboxID, err error) {
 	err = s.step("create", func() (string, error) {
 		sb, err := s.cl.Sandboxes.Create(ctx, api.CreateRequest{Template: s.opt.Template})
@@ -126,10 +126,11 @@ func (s *script) begin(ctx context.Context) (id api.SandboxID, err error) {
 		out, err := s.sh(
 			ctx,
 			id,
-			`python3 -c 'import platform; print(sum(range(1000)), "from Python", platform.python_version(), "on", platform.release())'`,
+			`python3 -c 'import platform; print(sum(range(1000)), "from Python", platform.python_version(), `+
+				`"on", platform.release())'`,
 		)
 		if err == nil && !strings.HasPrefix(out, "499500 ") {
-			err = fmt.Errorf("printed %q", out)
+			err = fmt.Errorf("printed %q, want it to begin with 499500", out)
 		}
 		return out, err
 	})
@@ -138,7 +139,9 @@ func (s *script) begin(ctx context.Context) (id api.SandboxID, err error) {
 	}
 	return id, s.step("write and read a file", func() (string, error) {
 		content := bytes.Repeat([]byte("bamboo\x00\xff\n"), 100<<10)
-		if _, err := s.cl.Files.Write(ctx, id, "/tmp/bamboo.bin", bytes.NewReader(content), int64(len(content)), client.WriteOptions{}); err != nil {
+		_, err := s.cl.Files.Write(ctx, id, "/tmp/bamboo.bin",
+			bytes.NewReader(content), int64(len(content)), client.WriteOptions{})
+		if err != nil {
 			return "", err
 		}
 		r, err := s.cl.Files.Read(ctx, id, "/tmp/bamboo.bin")
@@ -147,32 +150,33 @@ func (s *script) begin(ctx context.Context) (id api.SandboxID, err error) {
 		}
 		back, err := io.ReadAll(r)
 		if err = errors.Join(err, r.Close()); err == nil && !bytes.Equal(back, content) {
-			err = fmt.Errorf("%d bytes came back different", len(back))
+			err = fmt.Errorf("the %d bytes that were read differ from those written", len(back))
 		}
-		return fmt.Sprintf("%d bytes there and back, equal", len(back)), err
+		return fmt.Sprintf("wrote and read back %d bytes", len(back)), err
 	})
 }
 
-// fork starts the program that keeps a word in memory, forks, and shows that every child goes on from
-// that memory and disk, apart from the others, and that the parent went on.
+// fork starts the program memory, forks the sandbox, and shows that every child continues from the memory and disk of
+// the parent, independently of the other children, and that the parent keeps running.
 func (s *script) fork(ctx context.Context, id api.SandboxID) error {
 	var before string
 	err := s.step("keep a word in memory", func() (string, error) {
-		_, err := s.sh(ctx, id, "mkfifo /tmp/ask /tmp/answer")
+		_, err := s.sh(ctx, id, "mkfifo /tmp/ask /tmp/reply")
 		if err != nil {
 			return "", err
 		}
-		if _, err := s.cl.Sandboxes.Exec(ctx, id, api.ExecRequest{Cmd: "exec python3 -c '" + memory + "'", Background: true}); err != nil {
+		program := api.ExecRequest{Cmd: "exec python3 -c '" + memory + "'", Background: true}
+		if _, err := s.cl.Sandboxes.Exec(ctx, id, program); err != nil {
 			return "", err
 		}
 		before, err = s.ask(ctx, id, "parent")
-		return fmt.Sprintf("a program in the sandbox says %q; the first word is nowhere but in its memory", before), err
+		return fmt.Sprintf("a program in the sandbox prints %q; the first word exists only in its memory", before), err
 	})
 	if err != nil {
 		return err
 	}
 	var children []api.Sandbox
-	err = s.step(fmt.Sprintf("fork it live, %d ways", s.opt.Children), func() (string, error) {
+	err = s.step(fmt.Sprintf("fork the running sandbox into %d children", s.opt.Children), func() (string, error) {
 		tree, err := s.cl.Sandboxes.ForkTree(ctx, id, api.ForkTreeRequest{Count: s.opt.Children})
 		if err != nil {
 			return "", err
@@ -182,9 +186,9 @@ func (s *script) fork(ctx context.Context, id api.SandboxID) error {
 			s.made = append(s.made, c.ID)
 		}
 		if len(children) != s.opt.Children {
-			return "", fmt.Errorf("%d children were made: %+v", len(children), tree.Errors)
+			return "", fmt.Errorf("%d children were created, want %d: %+v", len(children), s.opt.Children, tree.Errors)
 		}
-		return fmt.Sprintf("%d children; the parent stood still for %d ms", len(children), tree.PauseMS), nil
+		return fmt.Sprintf("%d children; the parent was paused for %d ms", len(children), tree.PauseMS), nil
 	})
 	if err != nil {
 		return err
@@ -195,26 +199,27 @@ func (s *script) fork(ctx context.Context, id api.SandboxID) error {
 			return err
 		}
 	}
-	return s.step("the parent", func() (string, error) {
-		said, err := s.ask(ctx, id, "parent-again")
-		if err == nil && said != before+",parent-again" {
-			err = fmt.Errorf("said %q", said)
+	return s.step("check the parent", func() (string, error) {
+		reply, err := s.ask(ctx, id, "parent-again")
+		if want := before + ",parent-again"; err == nil && reply != want {
+			err = fmt.Errorf("printed %q, want %q", reply, want)
 		}
 		if err == nil {
 			_, err = s.sh(ctx, id, "test ! -e /tmp/child")
 		}
-		return fmt.Sprintf("says %q, and has no child's file", said), err
+		return fmt.Sprintf("prints %q, and has none of the children's files", reply), err
 	})
 }
 
+// child checks that a child continues from the parent's memory and disk, and sees no other child's file.
 func (s *script) child(ctx context.Context, id api.SandboxID, i int, before string) (string, error) {
 	word := fmt.Sprintf("child%d", i+1)
-	said, err := s.ask(ctx, id, word)
+	reply, err := s.ask(ctx, id, word)
 	if err != nil {
 		return "", err
 	}
-	if said != before+","+word {
-		return "", fmt.Errorf("said %q after the parent's %q", said, before)
+	if want := before + "," + word; reply != want {
+		return "", fmt.Errorf("printed %q, want %q", reply, want)
 	}
 	_, err = s.sh(
 		ctx,
@@ -225,13 +230,13 @@ func (s *script) child(ctx context.Context, id api.SandboxID, i int, before stri
 			9*(100<<10),
 		),
 	)
-	return fmt.Sprintf("says %q, has the parent's file, and wrote its own", said), err
+	return fmt.Sprintf("prints %q, has the parent's file, and wrote its own", reply), err
 }
 
-// hibernateAndWake hibernates the sandbox, wakes it, and asks the program again.
+// hibernateAndWake hibernates the sandbox, wakes it, and checks that the program still runs.
 func (s *script) hibernateAndWake(ctx context.Context, id api.SandboxID) error {
 	err := s.step("hibernate", func() (string, error) {
-		return "memory and disk are files now; no process is left", s.cl.Sandboxes.Hibernate(ctx, id)
+		return "memory and disk are stored in files; no process is running", s.cl.Sandboxes.Hibernate(ctx, id)
 	})
 	if err != nil {
 		return err
@@ -242,25 +247,25 @@ func (s *script) hibernateAndWake(ctx context.Context, id api.SandboxID) error {
 	if err != nil {
 		return err
 	}
-	return s.step("ask again", func() (string, error) {
-		said, err := s.ask(ctx, id, "woken")
-		if err == nil && !strings.HasSuffix(said, ",parent-again,woken") {
-			err = fmt.Errorf("said %q", said)
+	return s.step("check the program again", func() (string, error) {
+		reply, err := s.ask(ctx, id, "woken")
+		if err == nil && !strings.HasSuffix(reply, ",parent-again,woken") {
+			err = fmt.Errorf("printed %q, want it to end with \",parent-again,woken\"", reply)
 		}
-		return fmt.Sprintf("the same program says %q", said), err
+		return fmt.Sprintf("the same program prints %q", reply), err
 	})
 }
 
-// clean deletes everything the run made.
+// clean deletes all sandboxes of the run.
 func (s *script) clean(ctx context.Context) error {
 	if len(s.made) == 0 {
 		return nil
 	}
-	return s.step("delete all of it", func() (string, error) {
+	return s.step("delete the sandboxes", func() (string, error) {
 		var all error
 		for _, id := range s.made {
 			all = errors.Join(all, s.cl.Sandboxes.Delete(ctx, id))
 		}
-		return fmt.Sprintf("%d sandboxes", len(s.made)), all
+		return fmt.Sprintf("%d sandboxes deleted", len(s.made)), all
 	})
 }

@@ -1,10 +1,8 @@
-// Package pagefault measures how fast the pager gives a process the memory it touches, beside what the kernel does
-// at best: a loop that puts one page after the other where nobody waits for them.
+// Package pagefault measures how fast the pager resolves the page faults of a process.
 //
-// It owns the measurement and no number of it. It must not know nodes or guests: the process that touches
-// memory is this program, started again.
-//
-// Measure may be called once at a time.
+// The reference is the best that the kernel can do: a loop that installs one page after the other while no thread waits
+// for them. The package knows neither nodes nor guests: the process that touches memory is this program, started
+// again by uffdtest.
 package pagefault
 
 import (
@@ -23,17 +21,17 @@ import (
 	"github.com/pandastack/pandastack/internal/os/uffd/uffdtest"
 )
 
-// size is the memory that is touched, in bytes: 65,536 pages.
+// size is the amount of memory that is touched, in bytes: 65,536 pages.
 const size = 256 << 20
 
-// What is promised: one of the two, whichever is kept better.
+// The target is met if one of these two rates is reached.
 const (
-	leastShare = 60      // percent of the plain loop
-	leastPages = 150_000 // a second
+	leastShare = 60      // percent of the rate of the plain loop, page by page
+	leastPages = 150_000 // pages a second, with fault-around
 )
 
-// Measure touches every page of memory that is all here, again and again: page by page, with the pages around
-// each put in place with it, and without a pager. work is an empty directory.
+// Measure measures page faults on local memory: page by page, with fault-around, and without a pager. It repeats all
+// three several times. work is an empty directory. Measure must not be called concurrently.
 func Measure(ctx context.Context, work string, s *bench.Sheet) (err error) {
 	path := filepath.Join(work, "memory")
 	if err := os.WriteFile(path, pagertest.Pattern(size, nil), 0o600); err != nil {
@@ -45,13 +43,14 @@ func Measure(ctx context.Context, work string, s *bench.Sheet) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
-	plain := s.Series("pager_plain", "pages of 4 KiB that a plain loop puts in place, nobody waiting", "pages/s", nil)
-	single := s.Series("pager_page", "faults on pages of 4 KiB that are here, one page each", "faults/s", nil)
+	plain := s.Series("pager_plain", "4 KiB pages that a plain loop installs, with no thread waiting", "pages/s", nil)
+	single := s.Series("pager_page", "faults on local 4 KiB pages, one page per fault", "faults/s", nil)
 	share := s.Series("pager_page_share", "the same as a share of the plain loop in the same run", "%", nil)
-	around := s.Series("pager_around", "pages of 4 KiB that are here, with those around each fault", "pages/s", nil)
+	around := s.Series("pager_around", "local 4 KiB pages, with fault-around", "pages/s", nil)
 	kept := s.Series(
 		"pager_promise",
-		"the better of both promises, as far as it is kept: pages/s of 150,000 with those around each fault, or 60 % of the plain loop page by page",
+		"share of the target that is reached, the better of: 150,000 pages/s with fault-around, "+
+			"60 % of the plain loop page by page",
 		"%",
 		&bench.Target{Least: 100},
 	)
@@ -77,10 +76,11 @@ func Measure(ctx context.Context, work string, s *bench.Sheet) (err error) {
 	return nil
 }
 
-// rate is how many pages a second were put in place.
+// rate returns how many pages a second were installed.
 func rate(took time.Duration) float64 { return size / uffd.Page / took.Seconds() }
 
-// process starts a process that hands its memory over, and answers the socket it does that on.
+// process starts a process that registers its memory with a userfaultfd, and returns the socket over which it sends
+// the descriptor.
 func process(ctx context.Context, work string) (_ *uffdtest.Process, _ *net.UnixConn, err error) {
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(work, "s"), Net: "unix"})
 	if err != nil {
@@ -96,15 +96,16 @@ func process(ctx context.Context, work string) (_ *uffdtest.Process, _ *net.Unix
 	}
 	conn, err := l.AcceptUnix()
 	if err != nil {
-		return nil, nil, errors.Join(fmt.Errorf("no memory was handed over: %w", err), p.Kill())
+		return nil, nil, errors.Join(fmt.Errorf("the process did not send its userfaultfd: %w", err), p.Kill())
 	}
 	return p, conn, nil
 }
 
-// handLimit is how long a process may take to come up.
+// handLimit is how long a process may take to send its userfaultfd.
 const handLimit = 20 * time.Second
 
-// serve answers the faults of a process that touches every page, in order.
+// serve measures the pager with a process that touches every page in order. around is the fault-around size; 0 is the
+// pager's default.
 func serve(ctx context.Context, work string, f *pager.File, around int64) (float64, error) {
 	p, conn, err := process(ctx, work)
 	if err != nil {
@@ -117,7 +118,7 @@ func serve(ctx context.Context, work string, f *pager.File, around int64) (float
 	return rate(took), err
 }
 
-// loop fills the memory of a process that touches nothing.
+// loop measures the reference: it installs the pages of a process that touches nothing.
 func loop(ctx context.Context, work string) (_ float64, err error) {
 	p, conn, err := process(ctx, work)
 	if err != nil {

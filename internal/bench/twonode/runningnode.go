@@ -16,7 +16,7 @@ import (
 	"github.com/pandastack/pandastack/internal/os/disk"
 )
 
-// runningNode is a node of this process.
+// runningNode is a node that runs in this process, with a client for it.
 type runningNode struct {
 	*client.Client
 	dir   string
@@ -24,8 +24,8 @@ type runningNode struct {
 	ended chan error
 }
 
-// start starts a node called name below the directory of the pair, with the baked templates of the node that is
-// measured beside it. It begins with nothing else.
+// start starts a node in the subdirectory name of the pair's directory. The node has the baked templates of the node
+// that is being measured, and nothing else.
 func (p *Pair) start(
 	ctx context.Context,
 	name string,
@@ -50,11 +50,11 @@ func (p *Pair) start(
 	if change != nil {
 		change(&cfg)
 	}
-	life, end := context.WithCancel(context.WithoutCancel(ctx))
+	nodeCtx, end := context.WithCancel(context.WithoutCancel(ctx))
 	n := &runningNode{dir: cfg.DataDir, end: end, ended: make(chan error, 1)}
 	ready := make(chan node.Ready, 1)
 	go func() {
-		n.ended <- node.Up(life, node.Options{
+		n.ended <- node.Up(nodeCtx, node.Options{
 			Config: &cfg, Version: p.Version, Log: p.Log, Store: store, Ready: func(r node.Ready) { ready <- r },
 		})
 	}()
@@ -72,19 +72,19 @@ func (p *Pair) start(
 	}
 }
 
-// slots is how many sandboxes a node of a pair can have.
+// slots is the number of network slots of each node.
 const slots = 16
 
-// prefixOf is what a node's names in the kernel begin with. Prefixes are short: names of interfaces are.
+// prefixOf returns the network prefix of a node. It is short because network interface names are.
 func prefixOf(prefix, name string) string { return prefix[:min(len(prefix), 4)] + name }
 
-// stop ends a node and removes all it kept.
+// stop stops a node and removes its data directory.
 func (n *runningNode) stop() error {
 	n.end()
 	return errors.Join(<-n.ended, os.RemoveAll(n.dir))
 }
 
-// prepare makes a node's directory with kernels and baked templates, which share their blocks with the originals.
+// prepare creates a node's data directory with the kernels and baked templates of the measured node, as reflinks.
 func (p *Pair) prepare(dir string) error {
 	if err := errors.Join(os.RemoveAll(dir), os.MkdirAll(dir, 0o711)); err != nil {
 		return err
@@ -114,11 +114,11 @@ func (p *Pair) prepare(dir string) error {
 	})
 }
 
-// sh runs a line that must end with 0.
+// sh runs a shell command as root that must exit with code 0.
 func (n *runningNode) sh(ctx context.Context, id api.SandboxID, line string) error {
 	res, err := n.Sandboxes.Exec(ctx, id, api.ExecRequest{Cmd: line, User: "root", TimeoutSeconds: 120})
 	if err == nil && res.ExitCode != 0 {
-		err = fmt.Errorf("%q ended with %d: %s", line, res.ExitCode, res.Stderr)
+		err = fmt.Errorf("%q exited with code %d: %s", line, res.ExitCode, res.Stderr)
 	}
 	return err
 }

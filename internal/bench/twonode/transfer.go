@@ -13,21 +13,21 @@ import (
 	"github.com/pandastack/pandastack/internal/host/blob/blobtest"
 )
 
-// fill makes 36 MiB in a guest's memory that are used after a restore, and several times that which are not: all
-// of what programs consist of. With the guest's own that makes 40 MiB.
+// fill writes 36 MiB to a guest's memory that touch reads after a restore, and five times as much that is not read.
+// The content is that of program files. Together with what the guest itself uses, a restore reads 40 MiB.
 const fill = `mkdir -p /mem && mount -t tmpfs -o size=400m tmpfs /mem && cd /mem && ` +
 	`find /usr/bin /usr/lib -xdev -type f | xargs cat 2>/dev/null | head -c 37748736 > hot && ` +
 	`for i in 1 2 3 4 5; do tr "\000-\377" "\00$i-\377\000" < hot > cold$i; done; sync`
 
-// touch reads every page of it.
+// touch reads every page of the 36 MiB.
 const touch = "cat /mem/hot > /dev/null"
 
-// recorded is how long a node goes on to note what a machine uses.
+// recorded is how long a node records which pages a machine uses.
 const recorded = 12 * time.Second
 
-// stream measures how soon a snapshot of a guest that a node never saw runs there.
+// stream measures how soon a snapshot runs on a node that has none of its content.
 func (p *Pair) stream(ctx context.Context, s *bench.Sheet) (err error) {
-	store := line()
+	store := newStore()
 	a, err := p.start(ctx, "a", store, nil)
 	if err != nil {
 		return err
@@ -46,21 +46,27 @@ func (p *Pair) stream(ctx context.Context, s *bench.Sheet) (err error) {
 	}
 	traced := s.Series(
 		"stream_first_exec",
-		"a snapshot that is in the object store, used before, on a node that never saw it: pull to the answer of a command that touches 40 MiB",
+		"remote-backed restore with a trace, on a node without its content: pull to the end of a command that "+
+			"reads 40 MiB",
 		"ms",
 		&bench.Target{P50: 300},
 	)
-	whole := s.Series("stream_whole", "the same without streaming", "ms", nil)
-	unknown := s.Series("stream_first_ever", "the same, streamed for the first time anywhere", "ms", nil)
+	whole := s.Series("stream_whole", "the same with a complete download first", "ms", nil)
+	unknown := s.Series("stream_first_ever", "the same, remote-backed without a trace", "ms", nil)
 	share := s.Series(
 		"stream_share",
-		"streamed and used before as a share of without streaming",
+		"stream_first_exec as a share of stream_whole",
 		"%",
 		&bench.Target{P50: 25},
 	)
 	second := s.Series("stream_second", "a second restore on that node", "ms", nil)
-	reads := s.Series("stream_second_reads", "reads from the store by that", "reads", &bench.Target{Max: 0.5})
-	fetched := s.Series("stream_fetched", "read from the store by the first", "MiB", nil)
+	reads := s.Series(
+		"stream_second_reads",
+		"reads from the store by the second restore",
+		"reads",
+		&bench.Target{Max: 0.5},
+	)
+	fetched := s.Series("stream_fetched", "data read from the store by stream_first_exec", "MiB", nil)
 
 	visit := func(to *bench.Series, stream bool, after func(*runningNode) error) error {
 		return p.restore(ctx, store, snap, func(b *runningNode, id api.SnapshotID) error {
@@ -94,7 +100,7 @@ func (p *Pair) stream(ctx context.Context, s *bench.Sheet) (err error) {
 	return nil
 }
 
-// again restores a snapshot a second time on a node, and counts what that reads from the store.
+// again restores a snapshot a second time on a node, and counts the reads from the store.
 func (p *Pair) again(
 	ctx context.Context,
 	s *bench.Sheet,
@@ -103,7 +109,7 @@ func (p *Pair) again(
 	store *blobtest.Shaped,
 	took, reads *bench.Series,
 ) error {
-	// By then all of it is here, and what the first machine used is kept in the store, which reads there.
+	// Wait until the snapshot is downloaded and the first machine's trace is stored, which also reads from the store.
 	if err := errors.Join(wait(ctx, recorded), idle(ctx, store)); err != nil {
 		return err
 	}
@@ -117,7 +123,7 @@ func (p *Pair) again(
 	return nil
 }
 
-// idle waits until nothing was read for a while: what was under way has come.
+// idle waits until no reads have occurred for three seconds.
 func idle(ctx context.Context, store *blobtest.Shaped) error {
 	for {
 		before := store.Gets.Load()
@@ -130,9 +136,10 @@ func idle(ctx context.Context, store *blobtest.Shaped) error {
 	}
 }
 
+// last returns the last value of a series.
 func last(s *bench.Series) float64 { return s.Values[len(s.Values)-1] }
 
-// wait pauses, unless ctx ends.
+// wait sleeps for d, or until ctx ends.
 func wait(ctx context.Context, d time.Duration) error {
 	t := time.NewTimer(d)
 	defer t.Stop()
@@ -144,8 +151,9 @@ func wait(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// restore has do use a snapshot on a node that never saw it. The node has made a sandbox of its template before, as a host
-// in use has: the template's files are copies of others, and nothing of them is in memory when the node starts.
+// restore calls do with a node that has none of the snapshot's content. The node has created a sandbox of the template
+// before, like a host in use: the template's files are new copies, of which nothing is in the page cache when the node
+// starts.
 func (p *Pair) restore(
 	ctx context.Context,
 	store *blobtest.Shaped,
@@ -158,7 +166,7 @@ func (p *Pair) restore(
 	}
 	err = p.use(ctx, b)
 	if err == nil {
-		err = idle(ctx, store) // what a node does when it starts is over
+		err = idle(ctx, store) // the node also reads when it starts
 	}
 	if err == nil {
 		err = do(b, snap)
@@ -166,7 +174,7 @@ func (p *Pair) restore(
 	return errors.Join(err, b.stop())
 }
 
-// use makes a sandbox of the template, and deletes it.
+// use creates a sandbox of the template and deletes it.
 func (p *Pair) use(ctx context.Context, n *runningNode) error {
 	sb, err := n.Sandboxes.Create(ctx, api.CreateRequest{Template: p.Template})
 	if err != nil {
@@ -175,10 +183,10 @@ func (p *Pair) use(ctx context.Context, n *runningNode) error {
 	return errors.Join(n.sh(ctx, sb.ID, "true"), n.Sandboxes.Delete(ctx, sb.ID))
 }
 
-// first brings a snapshot to a node, makes a sandbox of it, runs a line there and answers how many milliseconds
-// all that took.
+// first pulls a snapshot, creates a sandbox of it and runs a shell command in it. It returns how many milliseconds all
+// of that took.
 func (n *runningNode) first(ctx context.Context, snap api.SnapshotID, stream bool, shell string) (float64, error) {
-	unix.Sync() // what was measured before it has been written, and does not stand in its way
+	unix.Sync() // so that writes of earlier measurements do not slow this one down
 	began := time.Now()
 	if _, err := n.Snapshots.Pull(ctx, snap, api.PullRequest{Stream: stream}); err != nil {
 		return 0, err
@@ -193,7 +201,7 @@ func (n *runningNode) first(ctx context.Context, snap api.SnapshotID, stream boo
 	return ms(began), nil
 }
 
-// snapshotAndPush keeps a running sandbox as a snapshot in the object store.
+// snapshotAndPush takes a snapshot of a running sandbox and pushes it to the object store.
 func (n *runningNode) snapshotAndPush(ctx context.Context, id api.SandboxID) (api.SnapshotID, error) {
 	snap, err := n.Sandboxes.Snapshot(ctx, id, api.SnapshotRequest{})
 	if err != nil {
@@ -203,28 +211,28 @@ func (n *runningNode) snapshotAndPush(ctx context.Context, id api.SandboxID) (ap
 	return snap.ID, err
 }
 
-// change makes 16 MiB in a guest's memory and on its disk that were nowhere before.
+// change writes 16 MiB of random bytes, half to the guest's memory and half to its disk.
 const change = "head -c 8388608 /dev/urandom > /dev/shm/new && head -c 8388608 /dev/urandom > /root/new && sync"
 
-// push measures what the difference of a fork to its template costs.
+// push measures the upload of a fork that differs from its template.
 func (p *Pair) push(ctx context.Context, s *bench.Sheet) (err error) {
-	a, err := p.start(ctx, "a", line(), nil)
+	a, err := p.start(ctx, "a", newStore(), nil)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, a.stop()) }()
 	share := s.Series(
 		"push_share",
-		"sent to the object store by the push of a fork's difference, as a share of the bytes that changed",
+		"bytes that the push of a fork uploads, as a share of the bytes that changed",
 		"%",
 		&bench.Target{Max: 120},
 	)
-	took := s.Series("push_took", "the same, request to answer", "ms", nil)
+	took := s.Series("push_took", "the same push, request to response", "ms", nil)
 	parent, err := a.Sandboxes.Create(ctx, api.CreateRequest{Template: p.Template})
 	if err != nil {
 		return err
 	}
-	if _, err := a.snapshotAndPush(ctx, parent.ID); err != nil { // with the template
+	if _, err := a.snapshotAndPush(ctx, parent.ID); err != nil { // uploads the template, too
 		return err
 	}
 	for range s.Times(5) {
@@ -254,10 +262,10 @@ func (p *Pair) push(ctx context.Context, s *bench.Sheet) (err error) {
 	return nil
 }
 
-// crossHost measures a fork of a running sandbox on another node: capture, push, and the first exec there. Both
-// nodes know the template and an earlier state of the sandbox, as a host does where its forks run.
+// crossHost measures a fork of a running sandbox to another node: capture, push, and the first exec there. Both nodes
+// have the template and an earlier state of the sandbox, as is usual on a host that runs its forks.
 func (p *Pair) crossHost(ctx context.Context, s *bench.Sheet) (err error) {
-	store := line()
+	store := newStore()
 	a, err := p.start(ctx, "a", store, nil)
 	if err != nil {
 		return err
@@ -284,11 +292,11 @@ func (p *Pair) crossHost(ctx context.Context, s *bench.Sheet) (err error) {
 	}
 	fork := s.Series(
 		"cross_host_fork",
-		"a fork of a running sandbox on another node: request to the answer of its first exec",
+		"fork of a running sandbox to another node: request to the end of its first exec",
 		"ms",
 		&bench.Target{P50: 1200},
 	)
-	sent := s.Series("cross_host_push", "of that, until the object store has it", "ms", nil)
+	sent := s.Series("cross_host_push", "of that, until the push is complete", "ms", nil)
 	for range s.Times(5) {
 		if err := a.sh(ctx, sb.ID, change); err != nil {
 			return err

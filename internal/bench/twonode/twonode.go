@@ -1,11 +1,8 @@
-// Package twonode measures what takes two nodes: snapshots that move between them through an object store, and a
-// node beside one that is set up differently.
+// Package twonode measures what needs two nodes: transfers of snapshots and different configurations.
 //
-// It owns two nodes in this process, with data directories, names and networks of their own, and the line to a
-// store in memory: 5 ms to the other end and 1 Gbit/s. It speaks to the nodes over HTTP, as a user would.
-// Templates are those that the measured node baked. It must not know how content moves.
-//
-// A Pair measures one thing at a time.
+// A Pair starts nodes in this process, each with its own data directory, names and network. They share an object store
+// in memory with a simulated network: 5 ms latency and 1 Gbit/s. The package uses the nodes over HTTP, as a user would,
+// with the templates that the measured node has baked.
 package twonode
 
 import (
@@ -21,24 +18,24 @@ import (
 	"github.com/pandastack/pandastack/internal/lib/config"
 )
 
-// Pair is what two nodes are made of.
+// Pair holds the configuration of two nodes. It measures one group at a time.
 type Pair struct {
-	Config              *config.Node // of the node that baked the template
+	Config              *config.Node // configuration of the node that baked the template
 	Version             string
 	Template            string
-	Driver, Accelerator string // of that node: they are not looked for again
+	Driver, Accelerator string // those of that node, used without a probe
 	Log                 *slog.Logger
 
 	dir string
 }
 
-// The line to the store.
+// The simulated network to the store.
 const (
 	latency   = 5 * time.Millisecond
 	perSecond = 125_000_000 // bytes: 1 Gbit/s
 )
 
-// Groups gives what a pair measures, by the names of package bench.
+// Groups returns the functions that measure the groups of package bench.
 func (p *Pair) Groups() map[string]bench.HostSeries {
 	all := map[string]func(context.Context, *bench.Sheet) error{
 		"stream": p.stream, "cross_host": p.crossHost, "push": p.push, "jail_cost": p.jailCost,
@@ -57,8 +54,8 @@ func (p *Pair) Groups() map[string]bench.HostSeries {
 	return out
 }
 
-// line is a new store behind the line.
-func line() *blobtest.Shaped { return blobtest.NewShaped(blobtest.NewMemory(), latency, perSecond) }
+// newStore returns an empty object store behind the simulated network.
+func newStore() *blobtest.Shaped { return blobtest.NewShaped(blobtest.NewMemory(), latency, perSecond) }
 
-// ms is how long something took that began at a time.
+// ms returns the milliseconds since began.
 func ms(began time.Time) float64 { return float64(time.Since(began).Microseconds()) / 1000 }
