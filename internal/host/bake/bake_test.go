@@ -599,16 +599,16 @@ func TestReadyOutputIsLoggedOnce(t *testing.T) {
 	w := newFixture(t)
 	w.exits["up?"] = []int{1, 1, 1}
 	var mu sync.Mutex
-	heard := 0
+	repeats := 0
 	_, err := w.baker.Publish(t.Context(), publishRequest, source(t), func(_, line string) {
 		mu.Lock()
 		defer mu.Unlock()
 		if line == "out of up?" {
-			heard++
+			repeats++
 		}
 	})
-	if err != nil || heard != 1 {
-		t.Errorf("the line is in the log %d times, %v, want once", heard, err)
+	if err != nil || repeats != 1 {
+		t.Errorf("the line is in the log %d times, %v, want once", repeats, err)
 	}
 }
 

@@ -29,8 +29,9 @@ type spec struct {
 	Inherited *inherited `json:"Under,omitempty"`
 }
 
-// inheritedFrom returns the start commands of a template, nil if it has none. gone is set if it was deleted.
-func (b *Baker) inheritedFrom(name hostapi.TemplateName) (_ *inherited, gone bool, err error) {
+// inheritedFrom returns the start commands of a template, nil if it has none. deleted is set if the template was
+// deleted.
+func (b *Baker) inheritedFrom(name hostapi.TemplateName) (_ *inherited, deleted bool, err error) {
 	if name == "" {
 		return nil, false, nil
 	}

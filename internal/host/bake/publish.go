@@ -40,16 +40,16 @@ func (b *Baker) Publish(
 	if err := b.checkPublish(req); err != nil {
 		return hostapi.Template{}, err
 	}
-	beneath, gone, err := b.inheritedFrom(from.Of)
+	inheritedCommands, deleted, err := b.inheritedFrom(from.Of)
 	if err != nil {
 		return hostapi.Template{}, err
 	}
-	r := recipeFromSpec(spec{Publish: req, Inherited: beneath})
+	r := recipeFromSpec(spec{Publish: req, Inherited: inheritedCommands})
 	r.disk = func(context.Context) (images, func() error, error) { return b.source(from) }
 	j := newJob(r, true)
 	j.onLog = log
 	j.step("boot")
-	if gone {
+	if deleted {
 		j.log("the template that this one derives from was deleted: its programs are not started")
 	}
 	b.mu.Lock()

@@ -42,16 +42,16 @@ func TestPublish(t *testing.T) {
 	w := newFixture(t)
 	w.exits["up?"] = []int{1}
 	var mu sync.Mutex
-	var heard []string
+	var logged []string
 	got, err := w.baker.Publish(t.Context(), publishRequest, source(t), func(step, line string) {
 		mu.Lock()
 		defer mu.Unlock()
-		heard = append(heard, step+": "+line)
+		logged = append(logged, step+": "+line)
 	})
 	if err != nil || !got.Published || !got.Baked || got.Labels["build"] != "b1" || got.VCPUs != 2 {
 		t.Fatalf("Publish() = %+v, %v, want a baked template", got, err)
 	}
-	if text := strings.Join(heard, "\n"); !strings.Contains(text, "boot: booted in") ||
+	if text := strings.Join(logged, "\n"); !strings.Contains(text, "boot: booted in") ||
 		!strings.Contains(text, "ready: out of up?") ||
 		!strings.Contains(text, "warm: warm: warm it") {
 		t.Errorf("log is %q, want the output of the commands", text)

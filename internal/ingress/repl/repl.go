@@ -405,12 +405,12 @@ var errCellTimeout = errors.New("the timeout of the cell has passed")
 
 // execution is one cell that a context runs.
 type execution struct {
-	guest    guestapi.Guest
-	proc     guestapi.Process // of the context
-	protocol protocol
-	yield    func(Event) error
-	heard    bool // the context's driver has printed something: it is ready for signals
-	code     int  // of the cell, once it has ended
+	guest       guestapi.Guest
+	proc        guestapi.Process // of the context
+	protocol    protocol
+	yield       func(Event) error
+	driverReady bool // the context's driver has printed something: it is ready for signals
+	code        int  // of the cell, once it has ended
 }
 
 // errStop ends the reading of a context that keeps running.
@@ -420,7 +420,7 @@ var errStop = errors.New("reading was stopped")
 // yield; err says why nothing more can be read, ErrEnded if the context's process has exited.
 func (e *execution) read(ctx context.Context) (ended bool, failed, err error) {
 	_, err = guestexec.Follow(ctx, e.proc, guestexec.Sink{Output: func(ev guestapi.Event) error {
-		e.heard = e.heard || ev.Stream == guestapi.StreamStdout && len(ev.Data) > 0
+		e.driverReady = e.driverReady || ev.Stream == guestapi.StreamStdout && len(ev.Data) > 0
 		if e.code, ended, failed = e.protocol.handle(ev, e.yield); ended || failed != nil {
 			return errStop
 		}
@@ -460,7 +460,7 @@ func (e *execution) run(ctx context.Context, timeout time.Duration) (Outcome, er
 
 // interrupt ends the cell and keeps its context; if the cell does not end, it kills both.
 func (e *execution) interrupt(ctx context.Context) (int, error) {
-	if !e.heard {
+	if !e.driverReady {
 		waitDriverReady(ctx, e.guest, e.proc.PID())
 	}
 	limited, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), interruptTimeout, errCellTimeout)
