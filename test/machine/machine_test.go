@@ -134,9 +134,9 @@ func TestForkKeepsMemoryAndDisk(t *testing.T) {
 	)
 	l.run(t, "fork0", "(i=0; while true; do i=$((i+1)); echo $i > /mem/count; sleep 0.2; done) >/dev/null 2>&1 &")
 	want := l.run(t, "fork0", "sha256sum < /mem/blob")
-	kids := []hostapi.MachineID{"fork1", "fork2", "fork3", "fork4"}
-	l.fork(t, "fork0", kids...)
-	for _, id := range append(kids, "fork0") {
+	children := []hostapi.MachineID{"fork1", "fork2", "fork3", "fork4"}
+	l.fork(t, "fork0", children...)
+	for _, id := range append(children, "fork0") {
 		if got := l.run(t, id, "sha256sum < /mem/blob"); got != want {
 			t.Errorf("memory of %s differs from its parent's", id)
 		}
@@ -148,7 +148,7 @@ func TestForkKeepsMemoryAndDisk(t *testing.T) {
 		}
 		l.run(t, id, "echo "+string(id)+" > /root/name; echo "+string(id)+" > /mem/name; sync")
 	}
-	for _, id := range append(kids, "fork0") {
+	for _, id := range append(children, "fork0") {
 		if got := l.run(t, id, "cat /root/name /mem/name"); got != string(id)+"\n"+string(id) {
 			t.Errorf("file in %s = %q, want its own content", id, got)
 		}
@@ -203,7 +203,7 @@ func TestTenHibernations(t *testing.T) {
 		if err := l.Hibernate(t.Context(), "sleep0"); err != nil {
 			t.Fatal(err)
 		}
-		asleep := time.Since(began)
+		hibernated := time.Since(began)
 		if mc, err := l.Get(t.Context(), "sleep0"); err == nil {
 			t.Log(mc.Phases)
 		}
@@ -212,7 +212,7 @@ func TestTenHibernations(t *testing.T) {
 			t.Fatal(err)
 		}
 		got := l.run(t, "sleep0", "sha256sum < /mem/all; sha256sum < /root/all")
-		t.Logf("hibernated in %v, woken in %v: %v", asleep, mc.Boot, mc.Phases)
+		t.Logf("hibernated in %v, woken in %v: %v", hibernated, mc.Boot, mc.Phases)
 		if got != want+"\n"+want {
 			t.Fatalf("after hibernation %d: %q, want twice %q", i, got, want)
 		}

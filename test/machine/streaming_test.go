@@ -172,12 +172,12 @@ func testStreaming(t *testing.T, template hostapi.TemplateName, fill, use string
 	t.Logf("fetched %d MiB", (store.Read.Load()-read)>>20)
 	wait(t, "a kept trace", func() bool { return hasTrace(t, store) })
 	// A fork waits until everything is downloaded.
-	forked, err := l.Fork(t.Context(), hostapi.Fork{Parent: "unknown", Children: []hostapi.Child{{ID: "kid"}}})
+	forked, err := l.Fork(t.Context(), hostapi.Fork{Parent: "unknown", Children: []hostapi.Child{{ID: "child"}}})
 	if err != nil || forked[0].Err != nil {
 		t.Fatal(forked, err)
 	}
-	t.Cleanup(func() { destroy(t, "kid") })
-	if got := l.run(t, "kid", use); got != want {
+	t.Cleanup(func() { destroy(t, "child") })
+	if got := l.run(t, "child", use); got != want {
 		t.Errorf("output of a fork of a machine that streamed = %q, want %q", got, want)
 	}
 	gets := store.Gets.Load()
@@ -185,7 +185,7 @@ func testStreaming(t *testing.T, template hostapi.TemplateName, fill, use string
 	if more := store.Gets.Load() - gets; more != 0 {
 		t.Errorf("a second restore read %d times from the store, want 0", more)
 	}
-	for _, id := range []hostapi.MachineID{"unknown", "kid", "second"} {
+	for _, id := range []hostapi.MachineID{"unknown", "child", "second"} {
 		destroy(t, id)
 	}
 	forget(l)

@@ -31,7 +31,10 @@ func TestEgressAtEveryStart(t *testing.T) {
 	ctx := t.Context()
 	w.create("a", true)
 	w.wantEgress("a", baseEgress)
-	got, err := w.mgr.Fork(ctx, machine.ForkRequest{Parent: "a", Children: []machine.ChildRequest{{ID: "b", Persistent: true}}})
+	got, err := w.mgr.Fork(
+		ctx,
+		machine.ForkRequest{Parent: "a", Children: []machine.ChildRequest{{ID: "b", Persistent: true}}},
+	)
 	w.must(err)
 	w.must(got[0].Err)
 	w.wantEgress("b", baseEgress)

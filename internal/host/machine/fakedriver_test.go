@@ -487,7 +487,8 @@ func (l *link) Ready(ctx context.Context) error {
 	if id := l.hello.Identity; id != nil {
 		l.m.mem.Who, l.m.mem.Frozen = *id, false
 	} else if l.m.mem.Who.Generation != l.hello.Generation {
-		return fmt.Errorf("handshake with generation %[2]d, and the guest has generation %[1]d", l.m.mem.Who.Generation, l.hello.Generation)
+		return fmt.Errorf("handshake with generation %d, and the guest has generation %d",
+			l.hello.Generation, l.m.mem.Who.Generation)
 	}
 	return nil
 }

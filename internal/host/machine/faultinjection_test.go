@@ -54,7 +54,7 @@ var faultCases = []faultCase{
 		check: func(w *fixture, _ bool) { w.wantRemovedOr("b", false, 0) },
 	},
 	{
-		name: "boot-on-ground",
+		name: "boot-from-premount",
 		prep: func(w *fixture) { w.makePreMount() },
 		do: func(w *fixture) error {
 			_, err := w.mgr.Boot(
@@ -154,7 +154,7 @@ var faultCases = []faultCase{
 		check: func(w *fixture, killed bool) { w.count("a", 2); w.wantEgressOneOf("a", killed) },
 	},
 	{
-		name: "egress-asleep",
+		name: "egress-hibernated",
 		prep: hibernated,
 		do:   func(w *fixture) error { return w.mgr.SetEgress(w.t.Context(), "a", otherEgress) },
 		check: func(w *fixture, killed bool) {
@@ -186,7 +186,7 @@ var faultCases = []faultCase{
 		check: wakeAndCount,
 	},
 	{
-		name:  "stop-asleep",
+		name:  "stop-hibernated",
 		prep:  hibernated,
 		do:    func(w *fixture) error { return w.mgr.Stop(w.t.Context(), "a") },
 		check: wakeAndCount,
@@ -228,7 +228,7 @@ var faultCases = []faultCase{
 		},
 	},
 	{
-		name:      "destroy-asleep",
+		name:      "destroy-hibernated",
 		retryable: true,
 		prep:      hibernated,
 		do:        func(w *fixture) error { return w.mgr.Destroy(w.t.Context(), "a", "test") },

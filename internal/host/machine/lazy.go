@@ -83,8 +83,8 @@ func (m *Manager) reserveHugePages(op *operation, mc *machine) error {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for _, promised := range m.huge {
-		left -= promised
+	for _, reserved := range m.huge {
+		left -= reserved
 	}
 	if all := int64(mc.rec.MemoryMiB) * mib; all <= left {
 		op.cleanup.Push("release huge pages", func(context.Context) error { m.releaseHugePages(mc); return nil })

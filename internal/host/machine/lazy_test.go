@@ -30,11 +30,11 @@ type lazySnapshots struct {
 
 // lazySource is the source of one machine.
 type lazySource struct {
-	s      *lazySnapshots
-	disks  []string
-	whole  chan struct{}
-	failed chan struct{}
-	err    error
+	s        *lazySnapshots
+	disks    []string
+	complete chan struct{}
+	failed   chan struct{}
+	err      error
 }
 
 func (s *lazySnapshots) Attach(
@@ -44,7 +44,7 @@ func (s *lazySnapshots) Attach(
 	disks []string,
 ) (machine.LazySource, error) {
 	if !snap.RemoteBacked() {
-		return nil, errors.New("attached to a snapshot that is whole")
+		return nil, errors.New("attach to a snapshot that is downloaded")
 	}
 	from := snap.DiskPaths()
 	if len(from) != len(disks) {
@@ -55,11 +55,11 @@ func (s *lazySnapshots) Attach(
 			return nil, err
 		}
 	}
-	f := &lazySource{s: s, disks: disks, whole: make(chan struct{}), failed: make(chan struct{})}
+	f := &lazySource{s: s, disks: disks, complete: make(chan struct{}), failed: make(chan struct{})}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.hold {
-		close(f.whole)
+		close(f.complete)
 	}
 	s.open[f] = true
 	return f, nil
@@ -110,7 +110,7 @@ func (f *lazySource) Memory() vmm.Memory                         { return f }
 func (f *lazySource) File() string                               { return "" }
 func (f *lazySource) Serve(context.Context, *net.UnixConn) error { return nil }
 func (f *lazySource) DiskPaths() []string                        { return f.disks }
-func (f *lazySource) Complete() <-chan struct{}                  { return f.whole }
+func (f *lazySource) Complete() <-chan struct{}                  { return f.complete }
 func (f *lazySource) Failed() <-chan struct{}                    { return f.failed }
 func (f *lazySource) Err() error {
 	f.s.mu.Lock()
@@ -120,7 +120,7 @@ func (f *lazySource) Err() error {
 
 func (f *lazySource) WaitComplete(ctx context.Context) error {
 	select {
-	case <-f.whole:
+	case <-f.complete:
 		return nil
 	case <-f.failed:
 		return f.Err()
@@ -224,10 +224,10 @@ func TestStreamingMachine(t *testing.T) {
 	w.makeRemote()
 	w.must(w.createRemote("a", false))
 	w.count("a", 1)
-	partial := filepath.Join(w.dir, "machines", "a", "disk.partial")
+	incomplete := filepath.Join(w.dir, "machines", "a", "disk.partial")
 	w.eventually(
-		"a disk that is whole is noted",
-		func() bool { _, err := os.Stat(partial); return errors.Is(err, os.ErrNotExist) },
+		"complete disks are recorded",
+		func() bool { _, err := os.Stat(incomplete); return errors.Is(err, os.ErrNotExist) },
 	)
 	w.must(w.store.MarkLocal(remoteBase))
 	got, err := w.mgr.Fork(t.Context(), machine.ForkRequest{Parent: "a", Children: []machine.ChildRequest{{ID: "b"}}})

@@ -33,7 +33,10 @@ func TestDiskRates(t *testing.T) {
 		}
 	}
 	w.create("a", true)
-	_, err := w.mgr.Fork(t.Context(), machine.ForkRequest{Parent: "a", Children: []machine.ChildRequest{{ID: "b"}, {ID: "c"}}})
+	_, err := w.mgr.Fork(
+		t.Context(),
+		machine.ForkRequest{Parent: "a", Children: []machine.ChildRequest{{ID: "b"}, {ID: "c"}}},
+	)
 	w.must(err)
 	check("a", "b", "c")
 	w.must(w.mgr.Hibernate(t.Context(), "a"))
@@ -96,12 +99,13 @@ func TestOwnLimits(t *testing.T) {
 	if _, err := w.mgr.Create(t.Context(), req, base, ""); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := w.mgr.Fork(t.Context(), machine.ForkRequest{Parent: "a", Children: []machine.ChildRequest{{ID: "b"}}}); err != nil {
+	fork := machine.ForkRequest{Parent: "a", Children: []machine.ChildRequest{{ID: "b"}}}
+	if _, err := w.mgr.Fork(t.Context(), fork); err != nil {
 		t.Fatal(err)
 	}
-	held := vmm.Rate{Bytes: 2 << 20, Ops: 100}
-	check("a", held, 1_000_000, 2_000_000)
-	check("b", held, 1_000_000, 2_000_000)
+	rate := vmm.Rate{Bytes: 2 << 20, Ops: 100}
+	check("a", rate, 1_000_000, 2_000_000)
+	check("b", rate, 1_000_000, 2_000_000)
 	w.limits = hostapi.Limits{DiskMiB: 1}
 	w.restart(nil)
 	check("a", vmm.Rate{Bytes: 1 << 20}, 1_000_000, 2_000_000) // taken over by a host with stricter limits

@@ -166,13 +166,19 @@ func TestParentContinuesAfterFailedFork(t *testing.T) {
 			w.create("a", false)
 			w.count("a", 1)
 			w.host.failNext(op, errors.New("not today"))
-			got, err := w.mgr.Fork(t.Context(), machine.ForkRequest{Parent: "a", Children: []machine.ChildRequest{{ID: "b"}}})
+			got, err := w.mgr.Fork(
+				t.Context(),
+				machine.ForkRequest{Parent: "a", Children: []machine.ChildRequest{{ID: "b"}}},
+			)
 			if healed := op == "thaw"; healed != (err == nil && got[0].Err == nil) {
 				t.Errorf("fork with a failing %s: got %+v, %v", op, got, err)
 			}
 			w.count("a", 2)
 			w.checkNoLeftovers()
-			_, err = w.mgr.Fork(t.Context(), machine.ForkRequest{Parent: "a", Children: []machine.ChildRequest{{ID: "c"}}})
+			_, err = w.mgr.Fork(
+				t.Context(),
+				machine.ForkRequest{Parent: "a", Children: []machine.ChildRequest{{ID: "c"}}},
+			)
 			if err != nil {
 				t.Errorf("second fork: %v", err)
 			}
@@ -197,7 +203,10 @@ func TestChainOfForksAndHibernations(t *testing.T) {
 		}
 		_, err := w.mgr.Fork(
 			t.Context(),
-			machine.ForkRequest{Parent: hostapi.MachineID(id), Children: []machine.ChildRequest{{ID: hostapi.MachineID(next)}}},
+			machine.ForkRequest{
+				Parent:   hostapi.MachineID(id),
+				Children: []machine.ChildRequest{{ID: hostapi.MachineID(next)}},
+			},
 		)
 		w.must(err)
 		w.destroy(id)
@@ -283,7 +292,10 @@ func TestHibernationImageIsUsedOnce(t *testing.T) {
 	}
 	w.count("a", 3)
 	// A machine that booted cold runs on no image; it can be forked and hibernated all the same.
-	_, err = w.mgr.Fork(t.Context(), machine.ForkRequest{Parent: "a", Children: []machine.ChildRequest{{ID: "b"}, {ID: "c"}}})
+	_, err = w.mgr.Fork(
+		t.Context(),
+		machine.ForkRequest{Parent: "a", Children: []machine.ChildRequest{{ID: "b"}, {ID: "c"}}},
+	)
 	w.must(err)
 	w.count("b", 4)
 	w.count("c", 4)
@@ -413,7 +425,10 @@ func TestFullDiskLeavesNothing(t *testing.T) {
 	}
 	w.count("a", 2)
 	w.free = 64 << 20
-	if _, err := w.mgr.Create(t.Context(), machine.CreateRequest{ID: "b"}, base, ""); !errors.Is(err, hostapi.ErrNoSpace) {
+	if _, err := w.mgr.Create(t.Context(), machine.CreateRequest{ID: "b"}, base, ""); !errors.Is(
+		err,
+		hostapi.ErrNoSpace,
+	) {
 		t.Errorf("create with a full disk: %v, want ErrNoSpace", err)
 	}
 	w.destroy("a")
@@ -431,7 +446,10 @@ func TestDiskSpaceIsReclaimed(t *testing.T) {
 		t.Errorf("%d MiB are left to reclaim, want %d", w.reclaimable>>20, want>>20)
 	}
 	w.free, w.reclaimable = 64<<20, 1
-	if _, err := w.mgr.Create(t.Context(), machine.CreateRequest{ID: "c"}, base, ""); !errors.Is(err, hostapi.ErrNoSpace) {
+	if _, err := w.mgr.Create(t.Context(), machine.CreateRequest{ID: "c"}, base, ""); !errors.Is(
+		err,
+		hostapi.ErrNoSpace,
+	) {
 		t.Errorf("create with too little to reclaim: got %v, want ErrNoSpace", err)
 	}
 	w.destroy("a")
@@ -472,7 +490,10 @@ func TestRecoverUnknownDirectories(t *testing.T) {
 	if list := w.mgr.List(); len(list) != 1 {
 		t.Errorf("machines = %v, want one", list)
 	}
-	if _, err := w.mgr.Create(t.Context(), machine.CreateRequest{ID: "older"}, base, ""); !errors.Is(err, hostapi.ErrExists) {
+	if _, err := w.mgr.Create(t.Context(), machine.CreateRequest{ID: "older"}, base, ""); !errors.Is(
+		err,
+		hostapi.ErrExists,
+	) {
 		t.Errorf("create over a directory that was left alone: got %v, want ErrExists", err)
 	}
 	if _, err := os.Stat(filepath.Join(machines, "older", "disk.img")); err != nil {
@@ -535,11 +556,14 @@ func TestManyAtOnce(t *testing.T) {
 			}
 			var inner sync.WaitGroup
 			for j := range 3 {
-				kid := hostapi.MachineID(fmt.Sprintf("%sk%d", id, j))
+				child := hostapi.MachineID(fmt.Sprintf("%sk%d", id, j))
 				inner.Go(func() {
 					_, err := w.mgr.Fork(
 						t.Context(),
-						machine.ForkRequest{Parent: id, Children: []machine.ChildRequest{{ID: kid}, {ID: kid + "b"}}},
+						machine.ForkRequest{
+							Parent:   id,
+							Children: []machine.ChildRequest{{ID: child}, {ID: child + "b"}},
+						},
 					)
 					if err != nil && !errors.Is(err, hostapi.ErrWrongState) {
 						t.Error(err)

@@ -13,7 +13,7 @@ import (
 )
 
 // preMount is the pre-mount snapshot of these tests.
-const preMount = snapshot.Ref("templates/ground/g1")
+const preMount = snapshot.Ref("templates/premount/g1")
 
 // makePreMount makes preMount.
 func (w *fixture) makePreMount() {
@@ -67,14 +67,14 @@ func TestBootFromPreMount(t *testing.T) {
 	w.count("b", 1)
 	// The snapshot can be deleted while machines run on it; the next process finds both.
 	w.must(w.store.Delete(preMount))
-	held := filepath.Join(w.dir, string(preMount))
+	files := filepath.Join(w.dir, string(preMount))
 	w.restart(nil)
 	w.count("b", 2)
-	if _, err := os.Stat(held); err != nil {
+	if _, err := os.Stat(files); err != nil {
 		t.Errorf("files of the snapshot that a machine runs on: %v", err)
 	}
 	w.destroy("b")
-	if _, err := os.Stat(held); !errors.Is(err, os.ErrNotExist) {
+	if _, err := os.Stat(files); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("files of a deleted snapshot without users: got %v, want ErrNotExist", err)
 	}
 	w.checkEmpty()

@@ -98,7 +98,7 @@ type memoryRequest struct {
 	ask  int // 0: as in the snapshot
 }
 
-// startPlan says how a machine comes to life. It is a value: it can be printed and tested.
+// startPlan says how a machine starts. It is a value: it can be printed and tested.
 type startPlan struct {
 	method    startMethod
 	image     snapshot.Ref
@@ -131,7 +131,7 @@ func (s startPlan) String() string {
 	return b.String()
 }
 
-// planStart returns how a machine comes to life. It has no side effects. Each case has one method and no
+// planStart returns how a machine starts. It has no side effects. Each case has one method and no
 // second one to try when that fails.
 func planStart(r startRequest, can vmm.Capabilities) (startPlan, error) {
 	if r.op != opBoot && r.askMiB != 0 && r.askMiB < r.haveMiB {

@@ -56,9 +56,9 @@ func (w *fixture) countByPID(id string, want uint64) {
 }
 
 // checkCounts fails unless the host has as much of everything as machines and warm monitors.
-func (w *fixture) checkCounts(spares int) {
+func (w *fixture) checkCounts(warm int) {
 	w.t.Helper()
-	want := len(w.mgr.List()) + spares
+	want := len(w.mgr.List()) + warm
 	w.network.mu.Lock()
 	slots, found := len(w.network.taken), len(w.network.found)
 	w.network.mu.Unlock()
