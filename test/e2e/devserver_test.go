@@ -91,7 +91,7 @@ func (oneSandbox) Resolve(r *http.Request) (proxy.Route, error) {
 	return proxy.Route{Address: a, Sandbox: api.Sandbox{ID: "sbxdev", Generation: 1}, Guest: loopback{}}, err
 }
 
-// TestDevServers: development servers answer through the edge as they come, pages and sockets, although they
+// TestDevServers checks that unconfigured development servers work through the proxy, pages and sockets, although they
 // refuse hosts and origins that they do not know.
 func TestDevServers(t *testing.T) {
 	if _, err := exec.LookPath("npm"); err != nil {

@@ -142,7 +142,7 @@ func (w *fixture) create(path, body string) created {
 	return c
 }
 
-func TestLifeOfASandbox(t *testing.T) {
+func TestSandboxLifecycle(t *testing.T) {
 	w := newFixture(t)
 	c := w.create("/v2/sandboxes", `{"templateID":"base","timeout":60,"metadata":{"a":"x y"},"envVars":{"V":"1"}}`)
 	if c.Domain != domain || c.EnvdAccessToken == "" || c.EnvdVersion == "" {

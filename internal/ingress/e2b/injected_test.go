@@ -21,8 +21,8 @@ func (w *fixture) principal() auth.Principal {
 	return p
 }
 
-// says runs a command in a sandbox and returns its output.
-func (w *fixture) says(id, cmd string) string {
+// output runs a command in a sandbox and returns its output.
+func (w *fixture) output(id, cmd string) string {
 	w.t.Helper()
 	g, err := w.boxes.Guest(w.t.Context(), w.principal(), api.SandboxID(id))
 	if err != nil {
@@ -56,7 +56,7 @@ func TestProgramsFindTheProtocol(t *testing.T) {
 	check := func(id, template string) {
 		t.Helper()
 		want := "1 true " + id + " " + template + "\ntrue\n" + id + "\n" + template
-		if got := w.says(id, ask); got != want {
+		if got := w.output(id, ask); got != want {
 			t.Errorf("sandbox %s prints %q, want %q", id, got, want)
 		}
 	}
@@ -90,7 +90,7 @@ func TestProgramsFindTheProtocol(t *testing.T) {
 	if err := w.listProcesses(string(other.ID), token.EnvdAccessToken); err != nil {
 		t.Errorf("agent of a sandbox of another API returned %v, want no error", err)
 	}
-	if got := w.says(string(other.ID), "echo $V $E2B_SANDBOX $E2B_SANDBOX_ID"); got != "1\n" && got != "1  \n" {
+	if got := w.output(string(other.ID), "echo $V $E2B_SANDBOX $E2B_SANDBOX_ID"); got != "1\n" && got != "1  \n" {
 		t.Errorf("a sandbox of another API prints %q, want no variables", got)
 	}
 }

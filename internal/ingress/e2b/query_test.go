@@ -88,8 +88,8 @@ func TestFiltersAsClientsSendThem(t *testing.T) {
 	}
 }
 
-// TestMetricsOfATime checks that metrics are those of the requested time.
-func TestMetricsOfATime(t *testing.T) {
+// TestMetricsOfRequestedTime checks that metrics are those of the requested time.
+func TestMetricsOfRequestedTime(t *testing.T) {
 	w := newFixture(t)
 	id := w.create("/v2/sandboxes", `{"templateID":"base"}`).SandboxID
 	now := time.Now().Unix()
@@ -179,7 +179,7 @@ func TestEveryField(t *testing.T) {
 		}
 	}
 	made := w.create("/v2/sandboxes", `{"templateID":"base","envVars":{"V":"given"},"timeout":1000}`)
-	if got := w.says(made.SandboxID, "echo $V"); got != "given\n" {
+	if got := w.output(made.SandboxID, "echo $V"); got != "given\n" {
 		t.Errorf("envVars: the program sees %q", got)
 	}
 	var detail struct{ EndAt time.Time }

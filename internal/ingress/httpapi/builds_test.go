@@ -95,7 +95,7 @@ func newBuilder(t *testing.T) (*fixture, *hosttest.Host) {
 			t.Error(err)
 		}
 	})
-	w := &fixture{t: t, boxes: &boxes{host: h}}
+	w := &fixture{t: t, boxes: &fakeSandboxes{host: h}}
 	ports := proxy.New(proxy.Config{Log: log})
 	t.Cleanup(ports.Close)
 	s, err := httpapi.New(httpapi.Config{PreviewKey: bytes.Repeat([]byte("k"), 32)},
@@ -108,7 +108,7 @@ func newBuilder(t *testing.T) (*fixture, *hosttest.Host) {
 }
 
 // form sends a form as the published clients do: fields, then files by their paths.
-func (w *fixture) form(fields url.Values, files map[string]string) answer {
+func (w *fixture) form(fields url.Values, files map[string]string) response {
 	w.t.Helper()
 	var body bytes.Buffer
 	form := multipart.NewWriter(&body)
@@ -133,7 +133,7 @@ func (w *fixture) form(fields url.Values, files map[string]string) answer {
 }
 
 // ended waits for the end of the build in a response.
-func (w *fixture) ended(a answer) (b api.Build) {
+func (w *fixture) ended(a response) (b api.Build) {
 	w.t.Helper()
 	a.json(w.t, &b)
 	tick := time.NewTicker(5 * time.Millisecond)

@@ -102,8 +102,8 @@ func (t templates) Tag(ctx context.Context, p auth.Principal, name string, _ api
 
 func (templates) Untag(context.Context, auth.Principal, string, string) error { return nil }
 
-// boxes is a sandbox service over a simulated host: rows in a map, without timers.
-type boxes struct {
+// fakeSandboxes is a sandbox service over a simulated host: rows in a map, without timers.
+type fakeSandboxes struct {
 	host *hosttest.Host
 	dial func() (net.Conn, error) // of port 3000 in every sandbox, if set
 
@@ -119,7 +119,7 @@ type boxes struct {
 	gone   bool          // the host does not reply
 }
 
-func (b *boxes) get(p auth.Principal, id api.SandboxID) (api.Sandbox, error) {
+func (b *fakeSandboxes) get(p auth.Principal, id api.SandboxID) (api.Sandbox, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	box, ok := b.rows[id]
@@ -129,14 +129,14 @@ func (b *boxes) get(p auth.Principal, id api.SandboxID) (api.Sandbox, error) {
 	return box, nil
 }
 
-func (b *boxes) set(box api.Sandbox) api.Sandbox {
+func (b *fakeSandboxes) set(box api.Sandbox) api.Sandbox {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.rows[box.ID] = box
 	return box
 }
 
-func (b *boxes) Create(ctx context.Context, p auth.Principal, req api.CreateRequest) (api.Sandbox, error) {
+func (b *fakeSandboxes) Create(ctx context.Context, p auth.Principal, req api.CreateRequest) (api.Sandbox, error) {
 	if strings.HasSuffix(req.Template, "raw") {
 		<-ctx.Done()
 		return api.Sandbox{}, api.AsError(context.Cause(ctx))
@@ -166,7 +166,7 @@ func (b *boxes) Create(ctx context.Context, p auth.Principal, req api.CreateRequ
 	}), nil
 }
 
-func (b *boxes) List(_ context.Context, p auth.Principal, f api.SandboxFilter) (sandbox.Page, error) {
+func (b *fakeSandboxes) List(_ context.Context, p auth.Principal, f api.SandboxFilter) (sandbox.Page, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	var page sandbox.Page
@@ -196,11 +196,11 @@ func sortByID(list []api.Sandbox) {
 	}
 }
 
-func (b *boxes) Get(_ context.Context, p auth.Principal, id api.SandboxID) (api.Sandbox, error) {
+func (b *fakeSandboxes) Get(_ context.Context, p auth.Principal, id api.SandboxID) (api.Sandbox, error) {
 	return b.get(p, id)
 }
 
-func (b *boxes) Delete(ctx context.Context, p auth.Principal, id api.SandboxID) error {
+func (b *fakeSandboxes) Delete(ctx context.Context, p auth.Principal, id api.SandboxID) error {
 	if _, err := b.get(p, id); err != nil {
 		return err
 	}
@@ -210,7 +210,7 @@ func (b *boxes) Delete(ctx context.Context, p auth.Principal, id api.SandboxID) 
 	return b.host.Destroy(ctx, hostapi.MachineID(id), "test")
 }
 
-func (b *boxes) move(p auth.Principal, id api.SandboxID, to api.Status) (api.Sandbox, error) {
+func (b *fakeSandboxes) move(p auth.Principal, id api.SandboxID, to api.Status) (api.Sandbox, error) {
 	box, err := b.get(p, id)
 	if err != nil {
 		return box, err
@@ -219,28 +219,28 @@ func (b *boxes) move(p auth.Principal, id api.SandboxID, to api.Status) (api.San
 	return b.set(box), nil
 }
 
-func (b *boxes) Pause(_ context.Context, p auth.Principal, id api.SandboxID) (api.Sandbox, error) {
+func (b *fakeSandboxes) Pause(_ context.Context, p auth.Principal, id api.SandboxID) (api.Sandbox, error) {
 	return b.move(p, id, api.Paused)
 }
 
-func (b *boxes) Resume(_ context.Context, p auth.Principal, id api.SandboxID) (api.Sandbox, error) {
+func (b *fakeSandboxes) Resume(_ context.Context, p auth.Principal, id api.SandboxID) (api.Sandbox, error) {
 	return b.move(p, id, api.Running)
 }
 
-func (b *boxes) Hibernate(_ context.Context, p auth.Principal, id api.SandboxID) (api.Sandbox, error) {
+func (b *fakeSandboxes) Hibernate(_ context.Context, p auth.Principal, id api.SandboxID) (api.Sandbox, error) {
 	return b.move(p, id, api.Hibernated)
 }
 
-func (b *boxes) Wake(_ context.Context, p auth.Principal, id api.SandboxID) (api.Sandbox, error) {
+func (b *fakeSandboxes) Wake(_ context.Context, p auth.Principal, id api.SandboxID) (api.Sandbox, error) {
 	return b.move(p, id, api.Running)
 }
 
-func (b *boxes) Lifecycle(_ context.Context, p auth.Principal, id api.SandboxID) (api.Lifecycle, error) {
+func (b *fakeSandboxes) Lifecycle(_ context.Context, p auth.Principal, id api.SandboxID) (api.Lifecycle, error) {
 	box, err := b.get(p, id)
 	return api.Lifecycle{TTLSeconds: box.TTLSeconds, Persistent: box.Persistent}, err
 }
 
-func (b *boxes) SetLifecycle(
+func (b *fakeSandboxes) SetLifecycle(
 	ctx context.Context,
 	p auth.Principal,
 	id api.SandboxID,
@@ -260,7 +260,7 @@ func (b *boxes) SetLifecycle(
 	return b.Lifecycle(ctx, p, id)
 }
 
-func (b *boxes) Network(_ context.Context, p auth.Principal, id api.SandboxID) (api.Network, error) {
+func (b *fakeSandboxes) Network(_ context.Context, p auth.Principal, id api.SandboxID) (api.Network, error) {
 	box, err := b.get(p, id)
 	if err != nil || box.Network == nil {
 		return api.Network{}, err
@@ -268,7 +268,12 @@ func (b *boxes) Network(_ context.Context, p auth.Principal, id api.SandboxID) (
 	return *box.Network, nil
 }
 
-func (b *boxes) SetNetwork(_ context.Context, p auth.Principal, id api.SandboxID, n api.Network) (api.Network, error) {
+func (b *fakeSandboxes) SetNetwork(
+	_ context.Context,
+	p auth.Principal,
+	id api.SandboxID,
+	n api.Network,
+) (api.Network, error) {
 	if err := n.Validate(); err != nil {
 		return n, err
 	}
@@ -294,7 +299,7 @@ func (g portGuest) DialPort(ctx context.Context, port uint16) (net.Conn, error) 
 	return g.Guest.DialPort(ctx, port)
 }
 
-func (b *boxes) GuestAndSandbox(
+func (b *fakeSandboxes) GuestAndSandbox(
 	ctx context.Context,
 	p auth.Principal,
 	id api.SandboxID,
@@ -307,7 +312,7 @@ func (b *boxes) GuestAndSandbox(
 	return g, box, err
 }
 
-func (b *boxes) Guest(ctx context.Context, p auth.Principal, id api.SandboxID) (guestapi.Guest, error) {
+func (b *fakeSandboxes) Guest(ctx context.Context, p auth.Principal, id api.SandboxID) (guestapi.Guest, error) {
 	box, err := b.get(p, id)
 	if err != nil {
 		return nil, err
@@ -322,7 +327,7 @@ func (b *boxes) Guest(ctx context.Context, p auth.Principal, id api.SandboxID) (
 	return portGuest{g, b.dial}, nil
 }
 
-func (b *boxes) TakeSnapshot(
+func (b *fakeSandboxes) TakeSnapshot(
 	_ context.Context,
 	p auth.Principal,
 	id api.SandboxID,
@@ -344,7 +349,11 @@ func (b *boxes) TakeSnapshot(
 	return s, nil
 }
 
-func (b *boxes) Snapshots(_ context.Context, p auth.Principal, f api.SnapshotFilter) (sandbox.SnapshotPage, error) {
+func (b *fakeSandboxes) Snapshots(
+	_ context.Context,
+	p auth.Principal,
+	f api.SnapshotFilter,
+) (sandbox.SnapshotPage, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	var page sandbox.SnapshotPage
@@ -356,7 +365,7 @@ func (b *boxes) Snapshots(_ context.Context, p auth.Principal, f api.SnapshotFil
 	return page, nil
 }
 
-func (b *boxes) Snapshot(_ context.Context, p auth.Principal, id api.SnapshotID) (api.Snapshot, error) {
+func (b *fakeSandboxes) Snapshot(_ context.Context, p auth.Principal, id api.SnapshotID) (api.Snapshot, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	s, ok := b.snaps[id]
@@ -366,7 +375,7 @@ func (b *boxes) Snapshot(_ context.Context, p auth.Principal, id api.SnapshotID)
 	return s, nil
 }
 
-func (b *boxes) DeleteSnapshot(ctx context.Context, p auth.Principal, id api.SnapshotID) error {
+func (b *fakeSandboxes) DeleteSnapshot(ctx context.Context, p auth.Principal, id api.SnapshotID) error {
 	if _, err := b.Snapshot(ctx, p, id); err != nil {
 		return err
 	}
@@ -376,12 +385,16 @@ func (b *boxes) DeleteSnapshot(ctx context.Context, p auth.Principal, id api.Sna
 	return nil
 }
 
-func (b *boxes) PushSnapshot(ctx context.Context, p auth.Principal, id api.SnapshotID) (api.TransferResult, error) {
+func (b *fakeSandboxes) PushSnapshot(
+	ctx context.Context,
+	p auth.Principal,
+	id api.SnapshotID,
+) (api.TransferResult, error) {
 	s, err := b.Snapshot(ctx, p, id)
 	return api.TransferResult{Snapshot: s, UploadedBytes: s.SizeBytes}, err
 }
 
-func (b *boxes) PullSnapshot(
+func (b *fakeSandboxes) PullSnapshot(
 	ctx context.Context,
 	p auth.Principal,
 	id api.SnapshotID,
@@ -391,12 +404,12 @@ func (b *boxes) PullSnapshot(
 	return api.TransferResult{Snapshot: s}, err
 }
 
-func (b *boxes) DeletePushed(ctx context.Context, p auth.Principal, id api.SnapshotID) error {
+func (b *fakeSandboxes) DeletePushed(ctx context.Context, p auth.Principal, id api.SnapshotID) error {
 	_, err := b.Snapshot(ctx, p, id)
 	return err
 }
 
-func (b *boxes) child(p auth.Principal, parent api.SandboxID, metadata map[string]string) api.Sandbox {
+func (b *fakeSandboxes) child(p auth.Principal, parent api.SandboxID, metadata map[string]string) api.Sandbox {
 	return b.set(
 		api.Sandbox{
 			ID:        api.NewSandboxID(),
@@ -408,7 +421,7 @@ func (b *boxes) child(p auth.Principal, parent api.SandboxID, metadata map[strin
 	)
 }
 
-func (b *boxes) Fork(
+func (b *fakeSandboxes) Fork(
 	_ context.Context,
 	p auth.Principal,
 	id api.SandboxID,
@@ -421,7 +434,7 @@ func (b *boxes) Fork(
 	return api.ForkResponse{ParentID: id, Children: []api.Sandbox{c}, Sandbox: &c}, nil
 }
 
-func (b *boxes) ForkTree(
+func (b *fakeSandboxes) ForkTree(
 	_ context.Context,
 	p auth.Principal,
 	id api.SandboxID,
@@ -437,7 +450,7 @@ func (b *boxes) ForkTree(
 	return t, nil
 }
 
-func (b *boxes) Promote(
+func (b *fakeSandboxes) Promote(
 	_ context.Context,
 	p auth.Principal,
 	id api.SandboxID,
@@ -452,12 +465,12 @@ func (b *boxes) Promote(
 	}, err
 }
 
-func (b *boxes) Ports(_ context.Context, p auth.Principal, id api.SandboxID) ([]api.Port, error) {
+func (b *fakeSandboxes) Ports(_ context.Context, p auth.Principal, id api.SandboxID) ([]api.Port, error) {
 	_, err := b.get(p, id)
 	return []api.Port{{Port: 7, Listening: true, Source: api.PortDetected}}, err
 }
 
-func (b *boxes) DeclarePort(
+func (b *fakeSandboxes) DeclarePort(
 	_ context.Context,
 	p auth.Principal,
 	id api.SandboxID,
@@ -467,12 +480,12 @@ func (b *boxes) DeclarePort(
 	return api.Port{Port: req.Port, Label: req.Label, Source: api.PortUser}, err
 }
 
-func (b *boxes) RemovePort(_ context.Context, p auth.Principal, id api.SandboxID, _ int) error {
+func (b *fakeSandboxes) RemovePort(_ context.Context, p auth.Principal, id api.SandboxID, _ int) error {
 	_, err := b.get(p, id)
 	return err
 }
 
-func (b *boxes) Usage(_ context.Context, p auth.Principal, id api.SandboxID) (api.Usage, error) {
+func (b *fakeSandboxes) Usage(_ context.Context, p auth.Principal, id api.SandboxID) (api.Usage, error) {
 	box, err := b.get(p, id)
 	if err != nil || box.Status == api.Hibernated {
 		return api.Usage{}, err
@@ -494,14 +507,14 @@ func (b *boxes) Usage(_ context.Context, p auth.Principal, id api.SandboxID) (ap
 	return out, nil
 }
 
-func (b *boxes) Logs(_ context.Context, p auth.Principal, id api.SandboxID) (sandbox.Logs, error) {
+func (b *fakeSandboxes) Logs(_ context.Context, p auth.Principal, id api.SandboxID) (sandbox.Logs, error) {
 	_, err := b.get(p, id)
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.logs, err
 }
 
-func (b *boxes) Events(
+func (b *fakeSandboxes) Events(
 	_ context.Context,
 	p auth.Principal,
 	id api.SandboxID,
@@ -524,7 +537,7 @@ func (b *boxes) Events(
 	return list, nil
 }
 
-func (b *boxes) FollowEvents(
+func (b *fakeSandboxes) FollowEvents(
 	ctx context.Context,
 	p auth.Principal,
 	id api.SandboxID,
@@ -553,8 +566,8 @@ func (b *boxes) FollowEvents(
 	}
 }
 
-// tell adds an event.
-func (b *boxes) tell(id api.SandboxID, kind string) {
+// addEvent adds an event.
+func (b *fakeSandboxes) addEvent(id api.SandboxID, kind string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.events = append(
@@ -565,7 +578,7 @@ func (b *boxes) tell(id api.SandboxID, kind string) {
 	b.more = make(chan struct{})
 }
 
-func (b *boxes) Capacity(ctx context.Context) (api.Capacity, error) {
+func (b *fakeSandboxes) Capacity(ctx context.Context) (api.Capacity, error) {
 	b.mu.Lock()
 	gone := b.gone
 	b.mu.Unlock()
@@ -575,7 +588,7 @@ func (b *boxes) Capacity(ctx context.Context) (api.Capacity, error) {
 	return api.Capacity{Driver: "fake", Isolation: "none", CPUs: 2}, ctx.Err()
 }
 
-func (b *boxes) Counts(context.Context) (map[api.Status]int, error) {
+func (b *fakeSandboxes) Counts(context.Context) (map[api.Status]int, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	n := map[api.Status]int{}
@@ -588,7 +601,7 @@ func (b *boxes) Counts(context.Context) (map[api.Status]int, error) {
 // fixture is a server over a simulated host.
 type fixture struct {
 	t     testing.TB
-	boxes *boxes
+	boxes *fakeSandboxes
 	url   string
 	log   *bytes.Buffer // read it when the server is quiet
 	audit *recorder
@@ -598,7 +611,7 @@ func newFixture(t testing.TB) *fixture {
 	t.Helper()
 	host := hosttest.New()
 	t.Cleanup(host.Close)
-	b := &boxes{
+	b := &fakeSandboxes{
 		began: time.Now().Add(-time.Minute),
 		host:  host, rows: map[api.SandboxID]api.Sandbox{}, snaps: map[api.SnapshotID]api.Snapshot{},
 		byKey: map[string]api.SandboxID{}, more: make(chan struct{}),
@@ -640,15 +653,15 @@ func (l *locked) Write(p []byte) (int, error) {
 	return l.w.Write(p)
 }
 
-// answer is the response to a request.
-type answer struct {
+// response is the response to a request.
+type response struct {
 	status int
 	header http.Header
 	body   string
 }
 
 // json decodes the body, which must be JSON.
-func (a answer) json(t testing.TB, v any) {
+func (a response) json(t testing.TB, v any) {
 	t.Helper()
 	if err := json.Unmarshal([]byte(a.body), v); err != nil {
 		t.Fatalf("response %d %q is not JSON of the expected form: %v", a.status, a.body, err)
@@ -656,7 +669,7 @@ func (a answer) json(t testing.TB, v any) {
 }
 
 // failed decodes the error in a response.
-func (a answer) failed(t testing.TB) api.Error {
+func (a response) failed(t testing.TB) api.Error {
 	t.Helper()
 	var e api.Error
 	a.json(t, &e)
@@ -698,7 +711,7 @@ func with(name, value string) func(*http.Request) {
 }
 
 // do sends a request and reads the whole response.
-func (w *fixture) do(method, path, body string, change ...func(*http.Request)) answer {
+func (w *fixture) do(method, path, body string, change ...func(*http.Request)) response {
 	w.t.Helper()
 	res, err := http.DefaultClient.Do(w.request(method, path, body, change...))
 	if err != nil {
@@ -709,7 +722,7 @@ func (w *fixture) do(method, path, body string, change ...func(*http.Request)) a
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	return answer{res.StatusCode, res.Header, string(data)}
+	return response{res.StatusCode, res.Header, string(data)}
 }
 
 // create creates a sandbox in the member's workspace and returns its id and path.

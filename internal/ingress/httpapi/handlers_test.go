@@ -22,7 +22,7 @@ import (
 	"github.com/pandastack/pandastack/internal/ingress/httpapi"
 )
 
-func TestExecAnswers(t *testing.T) {
+func TestExec(t *testing.T) {
 	w := newFixture(t)
 	_, path := w.create()
 	var res map[string]any
@@ -184,9 +184,9 @@ func TestPagesAndFilters(t *testing.T) {
 	}
 }
 
-// TestCreateAnswersBeforeClientsGiveUp checks that a create of a template that is being baked fails in time and says
+// TestCreateReturnsBeforeClientsGiveUp checks that a create of a template that is being baked fails in time and says
 // so.
-func TestCreateAnswersBeforeClientsGiveUp(t *testing.T) {
+func TestCreateReturnsBeforeClientsGiveUp(t *testing.T) {
 	w := newFixture(t)
 	for _, name := range []string{"raw", "alias-of-raw"} {
 		a := w.do("POST", "/v1/sandboxes", `{"template":"`+name+`"}`, with("Prefer", "respond-async, wait=1"))
@@ -368,7 +368,7 @@ func (w *fixture) dial(path string, opt *websocket.DialOptions) *websocket.Conn 
 	return conn
 }
 
-func (w *fixture) hear(c *websocket.Conn) string {
+func (w *fixture) readMessage(c *websocket.Conn) string {
 	w.t.Helper()
 	ctx, cancel := context.WithTimeout(w.t.Context(), patience)
 	defer cancel()
@@ -398,7 +398,7 @@ func TestSocketsTakeKeys(t *testing.T) {
 			}
 			got := ""
 			for !strings.Contains(got, "}") {
-				got += w.hear(c)
+				got += w.readMessage(c)
 			}
 			if !strings.Contains(got, "hi") || !strings.HasSuffix(got, `{"exit":4,"type":"exit","code":4}`) {
 				t.Errorf("got %q as the first message", got)
@@ -412,10 +412,10 @@ func TestSocketsTakeKeys(t *testing.T) {
 	if err := c.Write(t.Context(), websocket.MessageText, []byte(`{"id":"1","cmd":"echo x"}`)); err != nil {
 		t.Fatal(err)
 	}
-	if got := w.hear(c); got != `{"id":"1","stream":"stdout","data":"x\n"}` {
+	if got := w.readMessage(c); got != `{"id":"1","stream":"stdout","data":"x\n"}` {
 		t.Errorf("got %s", got)
 	}
-	if got := w.hear(c); !strings.HasPrefix(got, `{"id":"1","exit":0`) {
+	if got := w.readMessage(c); !strings.HasPrefix(got, `{"id":"1","exit":0`) {
 		t.Errorf("got %s", got)
 	}
 }
@@ -441,7 +441,7 @@ func TestSharedTerminal(t *testing.T) {
 		t.Helper()
 		got := ""
 		for len(got) < len(want) {
-			got += w.hear(c)
+			got += w.readMessage(c)
 		}
 		if got != want {
 			t.Errorf("a viewer got %q, want %q", got, want)
@@ -541,7 +541,7 @@ func TestProxy(t *testing.T) {
 	if err := c.Write(t.Context(), websocket.MessageText, []byte("x")); err != nil {
 		t.Fatal(err)
 	}
-	if got := w.hear(c); got != "echo x" {
+	if got := w.readMessage(c); got != "echo x" {
 		t.Errorf("WebSocket through the proxy: got %q, want echo x", got)
 	}
 	if a := w.do("GET", path+"/proxy/4000/", ""); a.status != http.StatusBadGateway ||
@@ -662,7 +662,7 @@ func TestEvents(t *testing.T) {
 	w := newFixture(t)
 	id, path := w.create()
 	for _, kind := range []string{"a", "b", "c"} {
-		w.boxes.tell(id, kind)
+		w.boxes.addEvent(id, kind)
 	}
 	var list api.EventList
 	w.do("GET", path+"/events?tail=2", "").json(t, &list)
@@ -671,7 +671,7 @@ func TestEvents(t *testing.T) {
 		t.Errorf("got events %+v, want the last ones", list)
 	}
 	s := w.stream(path+"/events?follow=1", with("Last-Event-ID", "2"))
-	w.boxes.tell(id, "d")
+	w.boxes.addEvent(id, "d")
 	for _, want := range []string{"c", "d"} {
 		var e api.Event
 		if err := json.Unmarshal([]byte(data(s)), &e); err != nil || e.Type != want {

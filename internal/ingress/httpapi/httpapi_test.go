@@ -89,7 +89,7 @@ func upgrade(r *http.Request) {
 }
 
 // ask calls a route of the table with ids of the member.
-func (w *fixture) ask(rt httpapi.Line, box api.SandboxID, snap api.SnapshotID, change ...func(*http.Request)) answer {
+func (w *fixture) ask(rt httpapi.Line, box api.SandboxID, snap api.SnapshotID, change ...func(*http.Request)) response {
 	w.t.Helper()
 	method := rt.Method
 	if method == "" {
@@ -294,7 +294,7 @@ func TestRequestID(t *testing.T) {
 	}
 }
 
-func TestBrowsersMayAsk(t *testing.T) {
+func TestCORS(t *testing.T) {
 	w := newFixture(t)
 	_, path := w.create()
 	for _, p := range []string{"/v1/sandboxes", path + "/proxy/3000/x"} {
@@ -321,7 +321,7 @@ func TestBrowsersMayAsk(t *testing.T) {
 // TestKeysInAddresses checks that only requests that a browser makes without headers may have the key in the URL.
 func TestKeysInAddresses(t *testing.T) {
 	w := newFixture(t)
-	w.boxes.tell("sbx", "x")
+	w.boxes.addEvent("sbx", "x")
 	_, path := w.create()
 	q := "?access_token=" + keyMember
 	if a := w.do("GET", "/v1/me"+q, "", as("")); a.failed(t).Code != api.Unauthenticated {

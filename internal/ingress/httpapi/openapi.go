@@ -96,7 +96,7 @@ func operation(reg huma.Registry, rt route, method string) *huma.Operation {
 		op.Description = "Needs an admin's key."
 	}
 	if rt.in != nil {
-		op.RequestBody = &huma.RequestBody{Content: jsonOf(reg, rt.in), Required: rt.pattern == one+"/exec"}
+		op.RequestBody = &huma.RequestBody{Content: jsonOf(reg, rt.in), Required: rt.pattern == sandboxPath+"/exec"}
 	} else if rt.takes != "" {
 		op.RequestBody = &huma.RequestBody{Content: binary(rt.takes), Required: true}
 	}

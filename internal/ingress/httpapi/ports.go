@@ -14,7 +14,7 @@ import (
 )
 
 const (
-	proxyPattern   = one + "/proxy/{port}/{path...}"
+	proxyPattern   = sandboxPath + "/proxy/{port}/{path...}"
 	previewPattern = "/v1/p/{token}/{path...}"
 )
 
@@ -33,7 +33,7 @@ func listPorts(rq *request) ([]api.Port, error) {
 }
 
 func proxyURL(id api.SandboxID, port int) string {
-	return boxes + "/" + string(id) + "/proxy/" + strconv.Itoa(port) + "/"
+	return sandboxesPath + "/" + string(id) + "/proxy/" + strconv.Itoa(port) + "/"
 }
 
 func declarePort(rq *request, req api.PortRequest) (api.Port, error) {
@@ -76,7 +76,7 @@ func splitForwardPath(escaped string) (pattern string, values map[string]string,
 		token, rest, _ := strings.Cut(after, "/")
 		return previewPattern, map[string]string{"token": token}, "/" + rest
 	}
-	after, ok := strings.CutPrefix(escaped, boxes+"/")
+	after, ok := strings.CutPrefix(escaped, sandboxesPath+"/")
 	if !ok {
 		return "", nil, ""
 	}

@@ -8,14 +8,14 @@ import (
 
 // Patterns and media types of several routes.
 const (
-	boxes     = "/v1/sandboxes"
-	one       = boxes + "/{sandbox}"
-	snapshots = "/v1/snapshots"
-	template  = "/v1/templates/{template}"
-	builds    = "/v1/templates/builds"
-	octets    = "application/octet-stream"
-	sse       = "text/event-stream"
-	ws        = "websocket"
+	sandboxesPath = "/v1/sandboxes"
+	sandboxPath   = sandboxesPath + "/{sandbox}"
+	snapshotsPath = "/v1/snapshots"
+	templatePath  = "/v1/templates/{template}"
+	buildsPath    = "/v1/templates/builds"
+	octets        = "application/octet-stream"
+	sse           = "text/event-stream"
+	ws            = "websocket"
 )
 
 // routes returns the table of all routes.
@@ -58,41 +58,42 @@ func sandboxRoutes() []route {
 		{"since", "string", "Only created at this time or later, RFC 3339."},
 	}, pageParamDocs()...)
 	return tagged("sandboxes",
-		post(boxes, "Create a sandbox", jsonInOut(201, createSandbox)),
-		get(boxes, "List sandboxes, newest first unless order says otherwise; X-Next-Cursor leads to the next page",
+		post(sandboxesPath, "Create a sandbox", jsonInOut(201, createSandbox)),
+		get(sandboxesPath, "List sandboxes, newest first unless order says otherwise; X-Next-Cursor leads to the next page",
 			jsonOut(200, listSandboxes), list...),
-		get(one, "Get a sandbox; the 404 of one that ended says why", jsonOut(200, getSandbox)),
-		del(one, "Delete a sandbox in any state", noContent(deleteSandbox)),
-		post(one+"/pause", "Pause a sandbox in memory", noContent(pauseSandbox)),
-		post(one+"/resume", "Resume a paused sandbox", noContent(resumeSandbox)),
-		post(one+"/hibernate", "Hibernate a sandbox to disk", jsonOut(200, hibernateSandbox)),
-		post(one+"/wake", "Wake a hibernated sandbox", jsonOut(200, wakeSandbox)),
-		alias(post(one+"/stop", "Hibernate a sandbox to disk", jsonOut(200, hibernateSandbox))),
-		alias(post(one+"/start", "Wake a hibernated sandbox", jsonOut(200, wakeSandbox))),
-		get(one+"/lifecycle", "Get when a sandbox ends by itself", jsonOut(200, getLifecycle)),
-		patch(one+"/lifecycle", "Change when a sandbox ends by itself", jsonInOut(200, setLifecycle)),
-		get(one+"/network", "Get what a sandbox may reach", jsonOut(200, getNetwork)),
-		put(one+"/network", "Replace what a sandbox may reach, at once and for open connections too",
+		get(sandboxPath, "Get a sandbox; the 404 of one that ended says why", jsonOut(200, getSandbox)),
+		del(sandboxPath, "Delete a sandbox in any state", noContent(deleteSandbox)),
+		post(sandboxPath+"/pause", "Pause a sandbox in memory", noContent(pauseSandbox)),
+		post(sandboxPath+"/resume", "Resume a paused sandbox", noContent(resumeSandbox)),
+		post(sandboxPath+"/hibernate", "Hibernate a sandbox to disk", jsonOut(200, hibernateSandbox)),
+		post(sandboxPath+"/wake", "Wake a hibernated sandbox", jsonOut(200, wakeSandbox)),
+		alias(post(sandboxPath+"/stop", "Hibernate a sandbox to disk", jsonOut(200, hibernateSandbox))),
+		alias(post(sandboxPath+"/start", "Wake a hibernated sandbox", jsonOut(200, wakeSandbox))),
+		get(sandboxPath+"/lifecycle", "Get when a sandbox ends by itself", jsonOut(200, getLifecycle)),
+		patch(sandboxPath+"/lifecycle", "Change when a sandbox ends by itself", jsonInOut(200, setLifecycle)),
+		get(sandboxPath+"/network", "Get what a sandbox may reach", jsonOut(200, getNetwork)),
+		put(sandboxPath+"/network", "Replace what a sandbox may reach, at once and for open connections too",
 			jsonInOut(200, setNetwork)),
 	)
 }
 
 func forkRoutes() []route {
 	return tagged("sandboxes",
-		post(one+"/fork", "Fork a running sandbox, memory and disk; the parent keeps running",
+		post(sandboxPath+"/fork", "Fork a running sandbox, memory and disk; the parent keeps running",
 			jsonInOut(201, forkSandbox),
 			param{"warm", "string", "Accepted from old clients; a fork is always live."}),
-		post(one+"/fork-tree", "Fork several children of the same moment", jsonInOut(201, forkTree)),
-		post(one+"/promote", "Make a child the winner of its tree", jsonInOut(200, promote)),
+		post(sandboxPath+"/fork-tree", "Fork several children of the same moment", jsonInOut(201, forkTree)),
+		post(sandboxPath+"/promote", "Make a child the winner of its tree", jsonInOut(200, promote)),
 	)
 }
 
 func snapshotRoutes() []route {
-	const snapshot = snapshots + "/{snapshot}"
+	const snapshot = snapshotsPath + "/{snapshot}"
 	list := append([]param{{"sandbox_id", "string", "Only of this sandbox."}}, pageParamDocs()...)
 	return tagged("snapshots",
-		post(one+"/snapshots", "Take a snapshot of a sandbox, which keeps running", jsonInOut(201, takeSnapshot)),
-		get(snapshots, "List snapshots, newest first", jsonOut(200, listSnapshots), list...),
+		post(sandboxPath+"/snapshots", "Take a snapshot of a sandbox, which keeps running",
+			jsonInOut(201, takeSnapshot)),
+		get(snapshotsPath, "List snapshots, newest first", jsonOut(200, listSnapshots), list...),
 		get(snapshot, "Get a snapshot", jsonOut(200, getSnapshot)),
 		del(snapshot, "Delete a snapshot", jsonOut(200, deleteSnapshot)),
 		post(snapshot+"/push", "Push a snapshot to the object store, where other nodes find it",
@@ -114,31 +115,32 @@ func commandRoutes() []route {
 	}, terminal...)
 	stream := endpoint{in: reflect.TypeFor[api.ExecRequest](), status: 200, gives: sse, handle: execStream}
 	return tagged("commands",
-		post(one+"/exec", "Run a command to its end", jsonInOut(200, exec)),
-		post(one+"/exec/stream", "Run a command; events start, stdout, stderr, then exit or error", stream),
-		get(one+"/exec/ws", "Run many commands over one WebSocket", raw(ws, execSocket)),
-		get(one+"/exec/pty", "Open a terminal over a WebSocket", raw(ws, execPTY), terminal...),
-		get(one+"/exec/pty/shared", "Join a terminal that several clients share; it outlives them",
+		post(sandboxPath+"/exec", "Run a command to its end", jsonInOut(200, exec)),
+		post(sandboxPath+"/exec/stream", "Run a command; events start, stdout, stderr, then exit or error", stream),
+		get(sandboxPath+"/exec/ws", "Run many commands over one WebSocket", raw(ws, execSocket)),
+		get(sandboxPath+"/exec/pty", "Open a terminal over a WebSocket", raw(ws, execPTY), terminal...),
+		get(sandboxPath+"/exec/pty/shared", "Join a terminal that several clients share; it outlives them",
 			raw(ws, execShared), shared...),
-		get(one+"/ssh", "Open a terminal for clients that print every message", raw(ws, execSSH), terminal...),
-		get(one+"/processes", "List processes that run or ended lately", jsonOut(200, listProcesses)),
-		get(one+"/processes/{pid}/stream", "Follow a process; Last-Event-ID resumes a stream that was cut",
+		get(sandboxPath+"/ssh", "Open a terminal for clients that print every message", raw(ws, execSSH), terminal...),
+		get(sandboxPath+"/processes", "List processes that run or ended lately", jsonOut(200, listProcesses)),
+		get(sandboxPath+"/processes/{pid}/stream", "Follow a process; Last-Event-ID resumes a stream that was cut",
 			raw(sse, attachProcess)),
-		post(one+"/processes/{pid}/signal", "Send a signal to a process", jsonIn(signalProcess)),
+		post(sandboxPath+"/processes/{pid}/signal", "Send a signal to a process", jsonIn(signalProcess)),
 	)
 }
 
 func observationRoutes() []route {
 	eventList := endpoint{out: reflect.TypeFor[api.EventList](), status: 200, handle: events}
 	return tagged("observation",
-		get(one+"/logs", "Get what a sandbox printed, also after its end", raw("text/plain", logs),
+		get(sandboxPath+"/logs", "Get what a sandbox printed, also after its end", raw("text/plain", logs),
 			param{"stream", "string", "stdout, stderr, console, or both, which is all of them and the default."},
 			param{"follow", "string", "1: continue with new lines as events."}),
-		get(one+"/events", "Get what happened to a sandbox, also after its end", eventList,
+		get(sandboxPath+"/events", "Get what happened to a sandbox, also after its end", eventList,
 			param{"tail", "integer", "Only the last so many."},
 			param{"follow", "string", "1: continue with new ones as server-sent events."}),
-		get(one+"/metrics", "Get what a sandbox uses now", jsonOut(200, usage)),
-		get(one+"/util", "Get what a sandbox has used of its host since it started or woke", jsonOut(200, hostUsage)),
+		get(sandboxPath+"/metrics", "Get what a sandbox uses now", jsonOut(200, usage)),
+		get(sandboxPath+"/util", "Get what a sandbox has used of its host since it started or woke",
+			jsonOut(200, hostUsage)),
 		get("/v1/metrics/sandbox/{sandbox}", "Get what was measured of a sandbox lately", jsonOut(200, series),
 			param{"from", "string", "RFC 3339, or seconds since 1970; an hour before to if absent."},
 			param{"to", "string", "RFC 3339, or seconds since 1970; now if absent."},
@@ -148,10 +150,10 @@ func observationRoutes() []route {
 }
 
 func codeRoutes() []route {
-	const sessions = one + "/repl/sessions"
+	const sessions = sandboxPath + "/repl/sessions"
 	return tagged("code",
 		get("/v1/repl/languages", "List the languages of contexts", jsonOut(200, replLanguages)),
-		post(one+"/repl", "Run code in a context of its own", jsonInOut(200, runOnce)),
+		post(sandboxPath+"/repl", "Run code in a context of its own", jsonInOut(200, runOnce)),
 		post(sessions, "Start a context that keeps variables", jsonInOut(201, startSession)),
 		get(sessions, "List contexts", jsonOut(200, listSessions)),
 		del(sessions+"/{session}", "End a context", noContent(endSession)),
@@ -169,26 +171,28 @@ func fileRoutes() []route {
 	}
 	write := endpoint{out: reflect.TypeFor[api.FileWritten](), status: 200, takes: octets, handle: writeFile}
 	return tagged("files",
-		get(one+"/fs", "Read a file of any size; Range is honoured", raw(octets, readFile), file()...),
-		put(one+"/fs", "Write a file of any size, whole or not at all", write,
+		get(sandboxPath+"/fs", "Read a file of any size; Range is honoured", raw(octets, readFile), file()...),
+		put(sandboxPath+"/fs", "Write a file of any size, whole or not at all", write,
 			file(param{"mode", "string", "Octal permissions, such as 0755."})...),
-		del(one+"/fs", "Remove a file or directory", noContent(removeFile),
+		del(sandboxPath+"/fs", "Remove a file or directory", noContent(removeFile),
 			file(param{"recursive", "string", "1: a directory and everything below it."})...),
-		get(one+"/fs/stat", "Describe a file", jsonOut(200, statFile), file()...),
-		get(one+"/fs/dir", "List a directory", jsonOut(200, listDir),
+		get(sandboxPath+"/fs/stat", "Describe a file", jsonOut(200, statFile), file()...),
+		get(sandboxPath+"/fs/dir", "List a directory", jsonOut(200, listDir),
 			file(param{"depth", "integer", "How deep; 1 if absent."})...),
-		post(one+"/fs/mkdir", "Make a directory with its parents", jsonInOut(201, makeDir)),
-		post(one+"/fs/move", "Rename a file or directory", jsonInOut(200, moveFile)),
+		post(sandboxPath+"/fs/mkdir", "Make a directory with its parents", jsonInOut(201, makeDir)),
+		post(sandboxPath+"/fs/move", "Rename a file or directory", jsonInOut(200, moveFile)),
 	)
 }
 
 func portRoutes() []route {
 	return tagged("ports",
-		get(one+"/ports", "List declared and listening ports", jsonOut(200, listPorts)),
-		post(one+"/ports", "Declare a port", jsonInOut(201, declarePort)),
-		del(one+"/ports/{port}", "Remove the declaration of a port", noContent(removePort)),
-		post(one+"/preview-token", "Make a signed address of a port that needs no key", jsonInOut(201, makePreview)),
-		alias(post(one+"/preview", "Make a signed address of a port that needs no key", jsonInOut(201, makePreview))),
+		get(sandboxPath+"/ports", "List declared and listening ports", jsonOut(200, listPorts)),
+		post(sandboxPath+"/ports", "Declare a port", jsonInOut(201, declarePort)),
+		del(sandboxPath+"/ports/{port}", "Remove the declaration of a port", noContent(removePort)),
+		post(sandboxPath+"/preview-token", "Make a signed address of a port that needs no key",
+			jsonInOut(201, makePreview)),
+		alias(post(sandboxPath+"/preview", "Make a signed address of a port that needs no key",
+			jsonInOut(201, makePreview))),
 		anyMethod(proxyPattern, "Forward to a port of the sandbox, WebSockets included", raw("*/*", proxyPort)),
 		withAccess(public, anyMethod(previewPattern, "Forward to a port by a signed address", raw("*/*", previewPort))),
 	)
@@ -197,11 +201,11 @@ func portRoutes() []route {
 func templateRoutes() []route {
 	return tagged("templates",
 		get("/v1/templates", "List templates", jsonOut(200, listTemplates)),
-		get(template, "Get a template; name:tag is a version of it", jsonOut(200, getTemplate)),
-		del(template, "Delete a built template; its sandboxes keep running", noContent(deleteTemplate)),
-		post(template+"/tags", "Set tags to a version", jsonInOut(200, putTags)),
-		del(template+"/tags/{tag}", "Remove a tag", noContent(removeTag)),
-		post(template+"/bake", "Begin to bake a template, or join a bake", jsonInOut(202, bakeTemplate)),
+		get(templatePath, "Get a template; name:tag is a version of it", jsonOut(200, getTemplate)),
+		del(templatePath, "Delete a built template; its sandboxes keep running", noContent(deleteTemplate)),
+		post(templatePath+"/tags", "Set tags to a version", jsonInOut(200, putTags)),
+		del(templatePath+"/tags/{tag}", "Remove a tag", noContent(removeTag)),
+		post(templatePath+"/bake", "Begin to bake a template, or join a bake", jsonInOut(202, bakeTemplate)),
 	)
 }
 
@@ -216,18 +220,18 @@ func buildRoutes() []route {
 	return tagged("templates",
 		post("/v1/templates/build", "Build a template; also a multipart form with the files of a context, or rootfs",
 			start),
-		post(one+"/bake-image", "Make a template of a sandbox's disk; 202 if that takes longer than the caller waits",
+		post(sandboxPath+"/bake-image", "Make a template of a sandbox's disk; 202 if that takes longer than the caller waits",
 			bake),
-		get(builds, "List builds, newest first", jsonOut(200, listBuilds),
+		get(buildsPath, "List builds, newest first", jsonOut(200, listBuilds),
 			param{"template", "string", "Only of this template."}),
-		get(builds+"/{build}", "Get a build", jsonOut(200, getBuild)),
-		get(builds+"/{build}/logs",
+		get(buildsPath+"/{build}", "Get a build", jsonOut(200, getBuild)),
+		get(buildsPath+"/{build}/logs",
 			"Get the log of a build; events line, then done; Last-Event-ID resumes a stream that was cut",
 			raw(sse, buildLogs),
 			param{"follow", "string", "1: until the build has ended."},
 			param{"after", "integer", "Only lines with higher numbers."}),
-		post(builds+"/{build}/cancel", "Cancel a build", jsonOut(200, cancelBuild)),
-		post(builds+"/{build}/retry", "Retry a build that failed", jsonInOut(202, retryBuild)),
+		post(buildsPath+"/{build}/cancel", "Cancel a build", jsonOut(200, cancelBuild)),
+		post(buildsPath+"/{build}/retry", "Retry a build that failed", jsonInOut(202, retryBuild)),
 	)
 }
 

@@ -260,7 +260,7 @@ func TestTLSInside(t *testing.T) {
 	}
 }
 
-func TestAnswers(t *testing.T) {
+func TestResponses(t *testing.T) {
 	w := newFixture(t, http.HandlerFunc(echoRequest))
 	private := w.boxes.set["sbxa"]
 	const private403 = `{"sandboxId":"sbxp","message":"this sandbox is private: ` +
