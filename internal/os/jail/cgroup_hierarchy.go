@@ -24,17 +24,17 @@ type Hierarchy struct {
 }
 
 // String describes the hierarchy for people.
-func (l Hierarchy) String() string {
-	if l.Version == 2 {
-		return "cgroup v2 at " + l.CPU
+func (h Hierarchy) String() string {
+	if h.Version == 2 {
+		return "cgroup v2 at " + h.CPU
 	}
-	return fmt.Sprintf("cgroup v1 at %s, %s, %s", l.CPU, l.Memory, l.PIDs)
+	return fmt.Sprintf("cgroup v1 at %s, %s, %s", h.CPU, h.Memory, h.PIDs)
 }
 
 // roots returns the hierarchies, each once.
-func (l Hierarchy) roots() []string {
+func (h Hierarchy) roots() []string {
 	var list []string
-	for _, r := range []string{l.CPU, l.Memory, l.PIDs, l.Account} {
+	for _, r := range []string{h.CPU, h.Memory, h.PIDs, h.Account} {
 		if !slices.Contains(list, r) {
 			list = append(list, r)
 		}

@@ -95,44 +95,44 @@ func New(c Config) (*Manager, error) {
 }
 
 // Hierarchy returns the cgroup hierarchies in use.
-func (j *Manager) Hierarchy() Hierarchy { return j.cfg.Hierarchy }
+func (m *Manager) Hierarchy() Hierarchy { return m.cfg.Hierarchy }
 
 // ClaimUIDs reserves the user IDs until Close or until this process exits. It returns ErrUIDsInUse
 // if another process has reserved them. The reservation is a socket name and therefore applies to
 // the processes of one network namespace.
-func (j *Manager) ClaimUIDs() error {
-	l, err := net.Listen("unix", fmt.Sprintf("@jail-users-%d", j.cfg.FirstUID))
+func (m *Manager) ClaimUIDs() error {
+	l, err := net.Listen("unix", fmt.Sprintf("@jail-users-%d", m.cfg.FirstUID))
 	switch {
 	case errors.Is(err, syscall.EADDRINUSE):
 		return fmt.Errorf(
 			"prefix %s, users %d to %d: %w",
-			j.cfg.Prefix,
-			j.cfg.FirstUID,
-			j.cfg.FirstUID+j.cfg.UIDs-1,
+			m.cfg.Prefix,
+			m.cfg.FirstUID,
+			m.cfg.FirstUID+m.cfg.UIDs-1,
 			ErrUIDsInUse,
 		)
 	case err != nil:
 		return fmt.Errorf("claim users: %w", err)
 	}
-	j.claim = l
+	m.claim = l
 	return nil
 }
 
 // User returns the user and group ID for an index, starting at 0. No other process uses these IDs.
-func (j *Manager) User(index int) (uid, gid int, err error) {
-	if index < 0 || index >= j.cfg.UIDs {
-		return 0, 0, fmt.Errorf("jail: no user ID for index %d: there are %d", index, j.cfg.UIDs)
+func (m *Manager) User(index int) (uid, gid int, err error) {
+	if index < 0 || index >= m.cfg.UIDs {
+		return 0, 0, fmt.Errorf("jail: no user ID for index %d: there are %d", index, m.cfg.UIDs)
 	}
-	return j.cfg.FirstUID + index, j.cfg.FirstUID + index, nil
+	return m.cfg.FirstUID + index, m.cfg.FirstUID + index, nil
 }
 
 // Create creates a cgroup with limits. A cgroup of the same name that this process does not own is
 // a leftover and is destroyed first. After an error no cgroup is left.
-func (j *Manager) Create(ctx context.Context, name string, limits Limits) (g *Cgroup, err error) {
+func (m *Manager) Create(ctx context.Context, name string, limits Limits) (g *Cgroup, err error) {
 	if !nameForm.MatchString(name) {
 		return nil, fmt.Errorf("control group name %q is not made of a-z, 0-9 and -", name)
 	}
-	if g, err = j.reserve(name, limits); err != nil {
+	if g, err = m.reserve(name, limits); err != nil {
 		return nil, err
 	}
 	defer func() {
@@ -147,9 +147,9 @@ func (j *Manager) Create(ctx context.Context, name string, limits Limits) (g *Cg
 	if err := g.killAndRemove(ctx); err != nil {
 		return g, err
 	}
-	for _, root := range j.cfg.Hierarchy.roots() {
-		parent := filepath.Join(root, j.cfg.Prefix)
-		if err := j.makeParent(root, parent); err != nil {
+	for _, root := range m.cfg.Hierarchy.roots() {
+		parent := filepath.Join(root, m.cfg.Prefix)
+		if err := m.makeParent(root, parent); err != nil {
 			return g, err
 		}
 		if err := os.Mkdir(filepath.Join(parent, name), 0o755); err != nil {
@@ -159,59 +159,59 @@ func (j *Manager) Create(ctx context.Context, name string, limits Limits) (g *Cg
 	return g, g.limit()
 }
 
-func (j *Manager) reserve(name string, limits Limits) (*Cgroup, error) {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	if j.groups[name] != nil {
+func (m *Manager) reserve(name string, limits Limits) (*Cgroup, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.groups[name] != nil {
 		return nil, fmt.Errorf("control group %s already exists", name)
 	}
-	g := &Cgroup{manager: j, name: name, limits: limits}
-	j.groups[name] = g
+	g := &Cgroup{manager: m, name: name, limits: limits}
+	m.groups[name] = g
 	return g, nil
 }
 
-func (j *Manager) makeParent(root, dir string) error {
+func (m *Manager) makeParent(root, dir string) error {
 	if err := os.Mkdir(dir, 0o755); errors.Is(err, fs.ErrExist) {
 		return nil
 	} else if err != nil {
 		return err
 	}
-	if j.cfg.Hierarchy.Version == 2 {
+	if m.cfg.Hierarchy.Version == 2 {
 		if err := delegate(dir); err != nil {
 			return err
 		}
 	}
-	if root != j.cfg.Hierarchy.CPU {
+	if root != m.cfg.Hierarchy.CPU {
 		return nil
 	}
-	weight, _, _ := settings(j.cfg.Hierarchy.Version, Limits{CPUWeight: parentWeight})
+	weight, _, _ := settings(m.cfg.Hierarchy.Version, Limits{CPUWeight: parentWeight})
 	return writeAll(dir, weight)
 }
 
 // Adopt takes over a cgroup that an earlier process created. It returns ErrNoCgroup if there is
 // none.
-func (j *Manager) Adopt(_ context.Context, name string, limits Limits) (*Cgroup, error) {
+func (m *Manager) Adopt(_ context.Context, name string, limits Limits) (*Cgroup, error) {
 	if !nameForm.MatchString(name) {
 		return nil, fmt.Errorf("adopt control group %q: %w", name, ErrNoCgroup)
 	}
-	for _, root := range j.cfg.Hierarchy.roots() {
-		if _, err := os.Stat(filepath.Join(root, j.cfg.Prefix, name)); err != nil {
+	for _, root := range m.cfg.Hierarchy.roots() {
+		if _, err := os.Stat(filepath.Join(root, m.cfg.Prefix, name)); err != nil {
 			return nil, fmt.Errorf("adopt control group %s: %w", name, ErrNoCgroup)
 		}
 	}
-	return j.reserve(name, limits)
+	return m.reserve(name, limits)
 }
 
 // Sweep destroys the cgroups that this process neither created nor adopted, and returns their number.
 // All processes in them are killed.
-func (j *Manager) Sweep(ctx context.Context) (int, error) {
-	found, err := j.leftovers()
+func (m *Manager) Sweep(ctx context.Context) (int, error) {
+	found, err := m.leftovers()
 	if err != nil {
 		return 0, err
 	}
 	n := 0
 	for _, name := range found {
-		g, err2 := j.reserve(name, Limits{})
+		g, err2 := m.reserve(name, Limits{})
 		if err2 != nil { // in use by this process
 			continue
 		}
@@ -221,10 +221,10 @@ func (j *Manager) Sweep(ctx context.Context) (int, error) {
 	return n, err
 }
 
-func (j *Manager) leftovers() ([]string, error) {
+func (m *Manager) leftovers() ([]string, error) {
 	var names []string
-	for _, root := range j.cfg.Hierarchy.roots() {
-		list, err := os.ReadDir(filepath.Join(root, j.cfg.Prefix))
+	for _, root := range m.cfg.Hierarchy.roots() {
+		list, err := os.ReadDir(filepath.Join(root, m.cfg.Prefix))
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
@@ -242,19 +242,19 @@ func (j *Manager) leftovers() ([]string, error) {
 }
 
 // Close removes the parent cgroup if it is empty. Otherwise the cgroups and their processes remain.
-func (j *Manager) Close() error {
-	all := j.programs.close()
-	if j.claim != nil {
-		all = errors.Join(all, j.claim.Close())
-		j.claim = nil
+func (m *Manager) Close() error {
+	all := m.programs.close()
+	if m.claim != nil {
+		all = errors.Join(all, m.claim.Close())
+		m.claim = nil
 	}
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	if len(j.groups) > 0 {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if len(m.groups) > 0 {
 		return all
 	}
-	for _, root := range j.cfg.Hierarchy.roots() {
-		all = errors.Join(all, removeDir(filepath.Join(root, j.cfg.Prefix)))
+	for _, root := range m.cfg.Hierarchy.roots() {
+		all = errors.Join(all, removeDir(filepath.Join(root, m.cfg.Prefix)))
 	}
 	return all
 }

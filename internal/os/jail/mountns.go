@@ -41,14 +41,14 @@ type programRoot struct {
 }
 
 // root returns the copy of a jail's program and data, and creates it if necessary.
-func (p *programNamespace) root(spec Spec) (*os.File, *programRoot, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+func (n *programNamespace) root(spec Spec) (*os.File, *programRoot, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
 	key := strings.Join(append([]string{spec.Program}, spec.Data...), "\x00")
-	if t := p.roots[key]; t != nil {
-		return p.ns, t, nil
+	if t := n.roots[key]; t != nil {
+		return n.ns, t, nil
 	}
-	if p.dir == "" {
+	if n.dir == "" {
 		return nil, nil, errors.New("no directory is configured for copies of programs")
 	}
 	l, err := newLoader()
@@ -59,26 +59,26 @@ func (p *programNamespace) root(spec Spec) (*os.File, *programRoot, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	path, err := content.build(p.dir)
+	path, err := content.build(n.dir)
 	if err != nil {
 		return nil, nil, err
 	}
-	if p.ns == nil {
-		if p.ns, err = p.make(); err != nil {
+	if n.ns == nil {
+		if n.ns, err = n.make(); err != nil {
 			return nil, nil, fmt.Errorf("create the program namespace: %w", err)
 		}
 	}
-	t := &programRoot{filepath.Join(programsDir, strconv.Itoa(len(p.roots))), content.top()}
-	if err := mountInto(p.ns, path, t.at); err != nil {
+	t := &programRoot{filepath.Join(programsDir, strconv.Itoa(len(n.roots))), content.top()}
+	if err := mountInto(n.ns, path, t.at); err != nil {
 		return nil, nil, fmt.Errorf("mount %s in the program namespace: %w", path, err)
 	}
-	p.roots[key] = t
-	return p.ns, t, nil
+	n.roots[key] = t
+	return n.ns, t, nil
 }
 
 // make creates the mount namespace. Only this process and the processes in the namespace can reach
 // it, and it ends with them.
-func (p *programNamespace) make() (ns *os.File, err error) {
+func (n *programNamespace) make() (ns *os.File, err error) {
 	nodes, err := statDevices()
 	if err != nil {
 		return nil, err
@@ -92,8 +92,8 @@ func (p *programNamespace) make() (ns *os.File, err error) {
 				"make the mounts private",
 				func() error { return unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "") },
 			},
-			{"mount the root directory", func() error { return mountTmpfs(p.dir, unix.MS_NODEV, "16") }},
-			{"change into the root directory", func() error { return unix.Chdir(p.dir) }},
+			{"mount the root directory", func() error { return mountTmpfs(n.dir, unix.MS_NODEV, "16") }},
+			{"change into the root directory", func() error { return unix.Chdir(n.dir) }},
 			{"change the root", func() error { return unix.PivotRoot(".", ".") }},
 			{"unmount the old root", func() error { return unix.Unmount(".", unix.MNT_DETACH) }},
 			{"change into the new root", func() error { return unix.Chdir("/") }},
@@ -234,11 +234,11 @@ func openDetached(path string, attributes uint64) (*os.File, error) {
 }
 
 // close closes the namespace. Processes in it keep it alive.
-func (p *programNamespace) close() error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	ns := p.ns
-	p.ns, p.roots = nil, map[string]*programRoot{}
+func (n *programNamespace) close() error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	ns := n.ns
+	n.ns, n.roots = nil, map[string]*programRoot{}
 	if ns == nil {
 		return nil
 	}

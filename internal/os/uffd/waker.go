@@ -22,18 +22,18 @@ func NewWaker() (*Waker, error) {
 }
 
 // Wake ends the current wait or, if there is none, the next one.
-func (b *Waker) Wake() {
-	_, _ = unix.Write(b.fd, []byte{1, 0, 0, 0, 0, 0, 0, 0}) // fails only after 2^64 calls without a wait
+func (w *Waker) Wake() {
+	_, _ = unix.Write(w.fd, []byte{1, 0, 0, 0, 0, 0, 0, 0}) // fails only after 2^64 calls without a wait
 }
 
 // drain resets the waker.
-func (b *Waker) drain() {
+func (w *Waker) drain() {
 	var count [8]byte
-	_, _ = unix.Read(b.fd, count[:]) // fails only if Wake was not called
+	_, _ = unix.Read(w.fd, count[:]) // fails only if Wake was not called
 }
 
 // Close closes the waker.
-func (b *Waker) Close() error { return unix.Close(b.fd) }
+func (w *Waker) Close() error { return unix.Close(w.fd) }
 
 // Peer is the socket of a handshake, which shows when the other process exits.
 type Peer struct{ fd int }

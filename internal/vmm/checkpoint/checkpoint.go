@@ -116,17 +116,17 @@ func BootID() (string, error) {
 
 // Validate returns an error if the checkpoint is damaged. A checkpoint that passes may still be
 // nonsense, but that affects only the process restored from it.
-func (im *Checkpoint) Validate() error {
+func (cp *Checkpoint) Validate() error {
 	switch {
-	case len(im.Threads) < 1 || len(im.Threads) > maxThreads:
-		return fmt.Errorf("checkpoint has %d threads", len(im.Threads))
-	case len(im.VMAs) > maxVMAs || len(im.Files) > maxFiles || len(im.FDs) > maxFDs || len(im.Filters) > maxFilters:
+	case len(cp.Threads) < 1 || len(cp.Threads) > maxThreads:
+		return fmt.Errorf("checkpoint has %d threads", len(cp.Threads))
+	case len(cp.VMAs) > maxVMAs || len(cp.Files) > maxFiles || len(cp.FDs) > maxFDs || len(cp.Filters) > maxFilters:
 		return errors.New("checkpoint has too many areas, files, descriptors or filters")
-	case im.Bytes < 0 || im.Bytes%pageSize != 0:
-		return fmt.Errorf("checkpoint has a pages file of %d bytes", im.Bytes)
+	case cp.Bytes < 0 || cp.Bytes%pageSize != 0:
+		return fmt.Errorf("checkpoint has a pages file of %d bytes", cp.Bytes)
 	}
 	at := uint64(minAddress)
-	for _, a := range im.VMAs {
+	for _, a := range cp.VMAs {
 		bytes := int64(a.End - a.Start)
 		switch {
 		case a.Start < at || a.End <= a.Start || a.End > maxAddress || a.Start%pageSize != 0 || a.End%pageSize != 0:
@@ -139,19 +139,19 @@ func (im *Checkpoint) Validate() error {
 				a.Offset,
 				a.Prot,
 			)
-		case a.Backing == Stored && (a.Offset > im.Bytes || bytes > im.Bytes-a.Offset):
+		case a.Backing == Stored && (a.Offset > cp.Bytes || bytes > cp.Bytes-a.Offset):
 			return fmt.Errorf("checkpoint area %x-%x is beyond the end of the pages file", a.Start, a.End)
-		case a.Backing == Mapped && (a.File < 0 || a.File >= len(im.Files)):
+		case a.Backing == Mapped && (a.File < 0 || a.File >= len(cp.Files)):
 			return fmt.Errorf("checkpoint area %x-%x refers to an unknown file", a.Start, a.End)
 		}
 		at = a.End
 	}
-	for _, fd := range im.FDs {
+	for _, fd := range cp.FDs {
 		if fd.Number < 0 || fd.Number >= fdStage {
 			return fmt.Errorf("checkpoint has descriptor %d, which is out of range", fd.Number)
 		}
 	}
-	for _, t := range im.Threads {
+	for _, t := range cp.Threads {
 		if len(t.XSave) > maxState {
 			return fmt.Errorf("checkpoint has %d bytes of vector registers", len(t.XSave))
 		}
@@ -161,14 +161,14 @@ func (im *Checkpoint) Validate() error {
 
 // OpenFiles opens the files that the checkpoint maps. It returns an error if one of them has
 // changed or was removed since the dump.
-func (im *Checkpoint) OpenFiles() (_ []*os.File, err error) {
+func (cp *Checkpoint) OpenFiles() (_ []*os.File, err error) {
 	var files []*os.File
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, closeAll(files))
 		}
 	}()
-	for _, want := range im.Files {
+	for _, want := range cp.Files {
 		f, err := os.Open(want.Path)
 		if err != nil {
 			return nil, err
@@ -186,8 +186,8 @@ func (im *Checkpoint) OpenFiles() (_ []*os.File, err error) {
 }
 
 // CheckFiles returns the error that OpenFiles would return.
-func (im *Checkpoint) CheckFiles() error {
-	files, err := im.OpenFiles()
+func (cp *Checkpoint) CheckFiles() error {
+	files, err := cp.OpenFiles()
 	return errors.Join(err, closeAll(files))
 }
 

@@ -182,28 +182,28 @@ func TestValidateCheckpoint(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, spoil := range map[string]func(*Checkpoint){
-		"no_thread":     func(im *Checkpoint) { im.Threads = nil },
-		"too_low":       func(im *Checkpoint) { im.VMAs[0].Start = 0 },
-		"out_of_order":  func(im *Checkpoint) { im.VMAs[0].End += pageSize },
-		"empty":         func(im *Checkpoint) { im.VMAs[0].End = im.VMAs[0].Start },
-		"too_high":      func(im *Checkpoint) { im.VMAs[2].End = 1 << 60 },
-		"odd":           func(im *Checkpoint) { im.VMAs[2].End++ },
-		"behind":        func(im *Checkpoint) { im.VMAs[1].Offset = 3 * pageSize },
-		"negative":      func(im *Checkpoint) { im.VMAs[1].Offset = -pageSize },
-		"far_behind":    func(im *Checkpoint) { im.VMAs[1].Offset = 1 << 62 },
-		"no_file":       func(im *Checkpoint) { im.VMAs[2].File = 1 },
-		"protection":    func(im *Checkpoint) { im.VMAs[2].Prot = 8 },
-		"descriptor":    func(im *Checkpoint) { im.FDs[0].Number = fdStage },
-		"much_state":    func(im *Checkpoint) { im.Threads[0].XSave = make([]byte, maxState+1) },
-		"odd_content":   func(im *Checkpoint) { im.Bytes++ },
-		"many_filters":  func(im *Checkpoint) { im.Filters = make([][]byte, maxFilters+1) },
-		"many_threads":  func(im *Checkpoint) { im.Threads = make([]Thread, maxThreads+1) },
-		"no_descriptor": func(im *Checkpoint) { im.FDs[0].Number = -1 },
+		"no_thread":     func(cp *Checkpoint) { cp.Threads = nil },
+		"too_low":       func(cp *Checkpoint) { cp.VMAs[0].Start = 0 },
+		"out_of_order":  func(cp *Checkpoint) { cp.VMAs[0].End += pageSize },
+		"empty":         func(cp *Checkpoint) { cp.VMAs[0].End = cp.VMAs[0].Start },
+		"too_high":      func(cp *Checkpoint) { cp.VMAs[2].End = 1 << 60 },
+		"odd":           func(cp *Checkpoint) { cp.VMAs[2].End++ },
+		"behind":        func(cp *Checkpoint) { cp.VMAs[1].Offset = 3 * pageSize },
+		"negative":      func(cp *Checkpoint) { cp.VMAs[1].Offset = -pageSize },
+		"far_behind":    func(cp *Checkpoint) { cp.VMAs[1].Offset = 1 << 62 },
+		"no_file":       func(cp *Checkpoint) { cp.VMAs[2].File = 1 },
+		"protection":    func(cp *Checkpoint) { cp.VMAs[2].Prot = 8 },
+		"descriptor":    func(cp *Checkpoint) { cp.FDs[0].Number = fdStage },
+		"much_state":    func(cp *Checkpoint) { cp.Threads[0].XSave = make([]byte, maxState+1) },
+		"odd_content":   func(cp *Checkpoint) { cp.Bytes++ },
+		"many_filters":  func(cp *Checkpoint) { cp.Filters = make([][]byte, maxFilters+1) },
+		"many_threads":  func(cp *Checkpoint) { cp.Threads = make([]Thread, maxThreads+1) },
+		"no_descriptor": func(cp *Checkpoint) { cp.FDs[0].Number = -1 },
 	} {
 		t.Run(name, func(t *testing.T) {
-			im := validCheckpoint()
-			spoil(im)
-			if err := im.Validate(); err == nil || !strings.Contains(err.Error(), "checkpoint ") {
+			cp := validCheckpoint()
+			spoil(cp)
+			if err := cp.Validate(); err == nil || !strings.Contains(err.Error(), "checkpoint ") {
 				t.Errorf("Validate() = %v, want an error about the checkpoint", err)
 			}
 		})
@@ -218,11 +218,11 @@ func FuzzCheckpoint(f *testing.F) {
 	}
 	f.Add(data)
 	f.Fuzz(func(t *testing.T, data []byte) {
-		var im Checkpoint
-		if json.Unmarshal(data, &im) != nil || im.Validate() != nil {
+		var cp Checkpoint
+		if json.Unmarshal(data, &cp) != nil || cp.Validate() != nil {
 			return
 		}
-		b := restorer{plan: Plan{Checkpoint: &im, Files: make([]int, len(im.Files))}, table: syscallTable{at: tableAt}}
+		b := restorer{plan: Plan{Checkpoint: &cp, Files: make([]int, len(cp.Files))}, table: syscallTable{at: tableAt}}
 		if b.mapVMAs() != nil || b.createThreads() != nil {
 			return
 		}
@@ -241,11 +241,11 @@ func TestSave(t *testing.T) {
 	defer dst.Close()
 	page := func(b byte) []byte { return bytes.Repeat([]byte{b}, pageSize) }
 	const base = minAddress
-	im := validCheckpoint()
-	im.Bytes = 0
-	im.VMAs = []VMA{{Start: base, End: base + 1000*pageSize, Prot: 3, Backing: Zero}}
+	cp := validCheckpoint()
+	cp.Bytes = 0
+	cp.VMAs = []VMA{{Start: base, End: base + 1000*pageSize, Prot: 3, Backing: Zero}}
 	c := Capture{
-		Checkpoint: *im,
+		Checkpoint: *cp,
 		spans: []Span{
 			{base + pageSize, base + 2*pageSize},
 			{base + 3*pageSize, base + 4*pageSize},

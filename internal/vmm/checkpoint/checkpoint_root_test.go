@@ -119,18 +119,18 @@ func dumpProcess(t *testing.T, p *proc.Process) (checkpoint.Checkpoint, *os.File
 	if err != nil {
 		t.Fatal(err)
 	}
-	im, err := capture.Save(content)
+	cp, err := capture.Save(content)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return im, content
+	return cp, content
 }
 
 // newStub starts a stub and restores a checkpoint into it. how, if given, starts the process
 // instead of fork and exec.
 func newStub(
 	t *testing.T,
-	im *checkpoint.Checkpoint,
+	cp *checkpoint.Checkpoint,
 	delta *checkpoint.Capture,
 	content *os.File,
 	fork ...fork,
@@ -141,12 +141,12 @@ func newStub(
 		t.Fatal(err)
 	}
 	c, theirs := pair(t)
-	files, err := im.OpenFiles()
+	files, err := cp.OpenFiles()
 	if err != nil {
 		t.Fatal(err)
 	}
 	plan := checkpoint.Plan{
-		Checkpoint: im,
+		Checkpoint: cp,
 		Delta:      delta,
 		Name:       "copy",
 		Args:       []string{"a copy"},
@@ -245,13 +245,13 @@ func TestDumpAndRestore(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	im, err := capture.Save(content)
+	cp, err := capture.Save(content)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Logf("%d threads, %d areas, %d files, %d MiB", len(im.Threads), len(im.VMAs), len(im.Files), capture.Bytes()>>20)
+	t.Logf("%d threads, %d areas, %d files, %d MiB", len(cp.Threads), len(cp.VMAs), len(cp.Files), capture.Bytes()>>20)
 	for range 3 {
-		q, d := newStub(t, &im, nil, content)
+		q, d := newStub(t, &cp, nil, content)
 		if got := d.request(t, "10"); got != "15" {
 			t.Fatalf("the restored process continued with sum %s, want 15", got)
 		}
@@ -264,7 +264,7 @@ func TestDumpAndRestore(t *testing.T) {
 		}
 		d.request(t, "grow")
 		// A checkpoint of the restored process, with its changes.
-		again, err := checkpoint.Dump(q.PID(), checkpoint.Options{Role: role, Content: content, Base: &im})
+		again, err := checkpoint.Dump(q.PID(), checkpoint.Options{Role: role, Content: content, Base: &cp})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -50,10 +50,10 @@ func TestRestoreWithTimeNamespace(t *testing.T) {
 	)
 	_ = theirs.Close()
 	here, before := clockReport(t, c)
-	im, content := dumpProcess(t, p)
+	cp, content := dumpProcess(t, p)
 	for name, shift := range map[string]int{"as_long": 0, "longer": 3_000_000} {
 		t.Run(name, func(t *testing.T) {
-			_, d := newStub(t, &im, nil, content, proc.ForkAhead(time.Duration(shift)*time.Second))
+			_, d := newStub(t, &cp, nil, content, proc.ForkAhead(time.Duration(shift)*time.Second))
 			now, turns := clockReport(t, d)
 			if wrong := now - here - shift; wrong < -5 || wrong > 300 {
 				t.Fatalf(

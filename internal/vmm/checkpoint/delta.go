@@ -25,9 +25,9 @@ func (p part) end() int64 { return p.at + p.bytes }
 
 // NewXORDelta returns an XORDelta for pages that SaveDelta wrote with this checkpoint and these
 // spans. The pages file is base.
-func NewXORDelta(im *Checkpoint, delta []Span, base io.ReaderAt) *XORDelta {
+func NewXORDelta(cp *Checkpoint, delta []Span, base io.ReaderAt) *XORDelta {
 	d := &XORDelta{base: base}
-	at, areas := int64(0), im.VMAs
+	at, areas := int64(0), cp.VMAs
 	for _, s := range delta {
 		for len(areas) > 0 && areas[0].End <= s.Start {
 			areas = areas[1:]

@@ -17,14 +17,14 @@ func (m memory) WriteAt(p []byte, off int64) (int, error) { return copy(m[off:],
 func TestXORDelta(t *testing.T) {
 	const start = 1 << 40
 	at := func(page int) uint64 { return start + uint64(page)*pageSize }
-	im := &Checkpoint{Bytes: 60 * pageSize, VMAs: []VMA{
+	cp := &Checkpoint{Bytes: 60 * pageSize, VMAs: []VMA{
 		{Start: at(0), End: at(40), Backing: Stored, Offset: 20 * pageSize},
 		{Start: at(40), End: at(44), Backing: Zero},
 		{Start: at(50), End: at(70), Backing: Stored},
 		{Start: at(70), End: at(80), Backing: Mapped},
 	}}
 	random := rand.New(rand.NewPCG(1, 2))
-	below := make([]byte, im.Bytes)
+	below := make([]byte, cp.Bytes)
 	for i := range below {
 		below[i] = byte(random.Uint32())
 	}
@@ -57,7 +57,7 @@ func TestXORDelta(t *testing.T) {
 		}
 	}
 	var packed bytes.Buffer
-	got, err := NewXORDelta(im, spans, bytes.NewReader(below)).Encode(&packed, bytes.NewReader(over), spans)
+	got, err := NewXORDelta(cp, spans, bytes.NewReader(below)).Encode(&packed, bytes.NewReader(over), spans)
 	if err != nil || len(got) != len(want) {
 		t.Fatalf("Encode() = %x, %v; want %x", got, err, want)
 	}
@@ -73,7 +73,7 @@ func TestXORDelta(t *testing.T) {
 	}
 
 	back := make(memory, packed.Len())
-	to := NewXORDelta(im, got, bytes.NewReader(below)).Decoder(back)
+	to := NewXORDelta(cp, got, bytes.NewReader(below)).Decoder(back)
 	cuts := []int{0, 1, pageSize, 5*pageSize + 7, 30 * pageSize, packed.Len()}
 	for _, i := range random.Perm(len(cuts) - 1) {
 		if n, err := to.WriteAt(packed.Bytes()[cuts[i]:cuts[i+1]], int64(cuts[i])); err != nil ||
@@ -105,16 +105,16 @@ func (cutShort) ReadAt([]byte, int64) (int, error) { return 0, errCut }
 // TestXORDeltaReadError checks that an unreadable base is an error for encoding and decoding.
 func TestXORDeltaReadError(t *testing.T) {
 	const start = 1 << 40
-	im := &Checkpoint{Bytes: pageSize, VMAs: []VMA{{Start: start, End: start + pageSize, Backing: Stored}}}
+	cp := &Checkpoint{Bytes: pageSize, VMAs: []VMA{{Start: start, End: start + pageSize, Backing: Stored}}}
 	spans := []Span{{start, start + pageSize}}
 	page := bytes.NewReader(make([]byte, pageSize))
-	if _, err := NewXORDelta(im, spans, cutShort{}).Encode(&bytes.Buffer{}, page, spans); !errors.Is(err, errCut) {
+	if _, err := NewXORDelta(cp, spans, cutShort{}).Encode(&bytes.Buffer{}, page, spans); !errors.Is(err, errCut) {
 		t.Errorf("Encode() = %v, want the read error", err)
 	}
-	if _, err := NewXORDelta(im, spans, page).Encode(&bytes.Buffer{}, cutShort{}, spans); !errors.Is(err, errCut) {
+	if _, err := NewXORDelta(cp, spans, page).Encode(&bytes.Buffer{}, cutShort{}, spans); !errors.Is(err, errCut) {
 		t.Errorf("Encode() = %v, want the read error", err)
 	}
-	if n, err := NewXORDelta(im, spans, cutShort{}).Decoder(make(memory, pageSize)).WriteAt(make([]byte, 10),
+	if n, err := NewXORDelta(cp, spans, cutShort{}).Decoder(make(memory, pageSize)).WriteAt(make([]byte, 10),
 		5); n != 0 ||
 		!errors.Is(err, errCut) {
 		t.Errorf("WriteAt() = %d, %v; want the read error", n, err)

@@ -56,7 +56,7 @@ func Attach(pid int) *Stub {
 
 // Close releases the resources of the stub in this process. It must be called once, and not during
 // Restore.
-func (v *Stub) Close() { close(v.work) }
+func (s *Stub) Close() { close(s.work) }
 
 // IsStub reports whether a process is a stub that nothing was restored into yet.
 func IsStub(pid int) (bool, error) {
@@ -70,12 +70,12 @@ func IsStub(pid int) (bool, error) {
 // Restore restores a checkpoint into the stub, whose process then continues from the dump. It may
 // be called once. If it fails, the process is of no use and the caller must kill it. If ctx ends
 // first, the work continues until the process has exited.
-func (v *Stub) Restore(ctx context.Context, p Plan) error {
+func (s *Stub) Restore(ctx context.Context, p Plan) error {
 	if err := p.Checkpoint.Validate(); err != nil {
 		return err
 	}
 	done := make(chan error, 1)
-	v.work <- func() { done <- restoreProcess(v.pid, p) }
+	s.work <- func() { done <- restoreProcess(s.pid, p) }
 	select {
 	case err := <-done:
 		if err != nil {
@@ -121,18 +121,18 @@ type restorer struct {
 }
 
 // prepareStub checks that the process is a stub and allocates memory in it for the table.
-func (b *restorer) prepareStub() error {
-	if err := getRegs(b.t.pid, &b.stubRegs); err != nil {
+func (r *restorer) prepareStub() error {
+	if err := getRegs(r.t.pid, &r.stubRegs); err != nil {
 		return err
 	}
-	if len(b.t.tids) != 1 || b.stubRegs[rRIP]&^(pageSize-1) != stubAt {
+	if len(r.t.tids) != 1 || r.stubRegs[rRIP]&^(pageSize-1) != stubAt {
 		return errors.New("the process is not a restore stub")
 	}
-	state, err := getState(b.t.pid)
+	state, err := getState(r.t.pid)
 	if err != nil {
 		return err
 	}
-	for _, th := range b.plan.Checkpoint.Threads {
+	for _, th := range r.plan.Checkpoint.Threads {
 		if len(th.XSave) != len(state) {
 			return fmt.Errorf(
 				"the checkpoint has %d bytes of vector registers, this processor has %d",
@@ -141,10 +141,10 @@ func (b *restorer) prepareStub() error {
 			)
 		}
 	}
-	b.t.syscallAt = stubAt + pauseLoop + 5
+	r.t.syscallAt = stubAt + pauseLoop + 5
 	for _, m := range [][2]uint64{{tableAt, tableBytes}, {argsAt, argsBytes}} {
 		const flags = unix.MAP_PRIVATE | unix.MAP_ANONYMOUS | unix.MAP_FIXED
-		if _, err := b.t.syscall(b.t.pid, b.stubRegs, callMmap, m[0], m[1], unix.PROT_READ|unix.PROT_WRITE, flags,
+		if _, err := r.t.syscall(r.t.pid, r.stubRegs, callMmap, m[0], m[1], unix.PROT_READ|unix.PROT_WRITE, flags,
 			^uint64(0), 0); err != nil {
 			return err
 		}
@@ -153,23 +153,23 @@ func (b *restorer) prepareStub() error {
 }
 
 // buildTable fills the system call table.
-func (b *restorer) buildTable() error {
-	for _, step := range []func() error{b.stageFDs, b.moveKernelMappings, b.mapVMAs, b.placeKernelMappings, b.setMM,
-		b.restoreFDs, b.restoreSignals, b.createThreads} {
+func (r *restorer) buildTable() error {
+	for _, step := range []func() error{r.stageFDs, r.moveKernelMappings, r.mapVMAs, r.placeKernelMappings, r.setMM,
+		r.restoreFDs, r.restoreSignals, r.createThreads} {
 		if err := step(); err != nil {
 			return err
 		}
 	}
-	b.table.call(callCloseFrom, fdStage, 1<<32-1, 0)
+	r.table.call(callCloseFrom, fdStage, 1<<32-1, 0)
 	return nil
 }
 
 // stageFDs moves the inherited descriptors to high numbers.
-func (b *restorer) stageFDs() error {
-	for n := range b.plan.InheritedFDs {
-		b.table.call(callDup3, uint64(n), uint64(fdStage+n), unix.O_CLOEXEC)
+func (r *restorer) stageFDs() error {
+	for n := range r.plan.InheritedFDs {
+		r.table.call(callDup3, uint64(n), uint64(fdStage+n), unix.O_CLOEXEC)
 	}
-	b.table.call(callCloseFrom, 3, fdStage-1, 0)
+	r.table.call(callCloseFrom, 3, fdStage-1, 0)
 	return nil
 }
 
@@ -177,8 +177,8 @@ func stagedFD(n int) uint64 { return uint64(fdStage + n) }
 
 // kernelMappings returns the kernel's mappings in the stub and in the checkpoint, in the same
 // order.
-func (b *restorer) kernelMappings() (here, there []KernelMapping, err error) {
-	maps, err := readMaps(b.t.pid)
+func (r *restorer) kernelMappings() (here, there []KernelMapping, err error) {
+	maps, err := readMaps(r.t.pid)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -187,7 +187,7 @@ func (b *restorer) kernelMappings() (here, there []KernelMapping, err error) {
 			here = append(here, KernelMapping{m.name, m.start, m.end})
 		}
 	}
-	there = b.plan.Checkpoint.KernelMappings
+	there = r.plan.Checkpoint.KernelMappings
 	same := len(here) == len(there)
 	for i := 0; same && i < len(here); i++ {
 		same = here[i].Name == there[i].Name && here[i].End-here[i].Start == there[i].End-there[i].Start
@@ -202,8 +202,8 @@ const moveFlags = unix.MREMAP_MAYMOVE | unix.MREMAP_FIXED
 
 // moveKernelMappings moves the kernel's mappings out of the way and unmaps everything else,
 // including the stub's stack.
-func (b *restorer) moveKernelMappings() error {
-	here, _, err := b.kernelMappings()
+func (r *restorer) moveKernelMappings() error {
+	here, _, err := r.kernelMappings()
 	if err != nil {
 		return err
 	}
@@ -213,19 +213,19 @@ func (b *restorer) moveKernelMappings() error {
 		if at+n > minAddress {
 			return errors.New("the kernel's mappings are too large")
 		}
-		b.table.call(callMremap, k.Start, n, n, moveFlags, at)
+		r.table.call(callMremap, k.Start, n, n, moveFlags, at)
 		at += n
 	}
-	b.table.call(callMunmap, minAddress, maxAddress-minAddress)
+	r.table.call(callMunmap, minAddress, maxAddress-minAddress)
 	return nil
 }
 
 // placeKernelMappings moves the kernel's mappings to their addresses in the checkpoint.
-func (b *restorer) placeKernelMappings() error {
+func (r *restorer) placeKernelMappings() error {
 	at := uint64(kernelMappingsAt)
-	for _, k := range b.plan.Checkpoint.KernelMappings {
+	for _, k := range r.plan.Checkpoint.KernelMappings {
 		n := k.End - k.Start
-		b.table.call(callMremap, at, n, n, moveFlags, k.Start)
+		r.table.call(callMremap, at, n, n, moveFlags, k.Start)
 		at += n
 	}
 	return nil
@@ -234,38 +234,38 @@ func (b *restorer) placeKernelMappings() error {
 // stackBytes is the minimum size of the main thread's stack: the kernel's default.
 const stackBytes = 8 << 20
 
-func (b *restorer) mapVMAs() error {
-	im := b.plan.Checkpoint
+func (r *restorer) mapVMAs() error {
+	cp := r.plan.Checkpoint
 	const fixed = unix.MAP_PRIVATE | unix.MAP_FIXED | unix.MAP_NORESERVE
 	const nothing = ^uint64(0)
 	grown := false
-	for i, a := range im.VMAs {
+	for i, a := range cp.VMAs {
 		n, prot := a.End-a.Start, uint64(a.Prot)
 		if a.Stack && !grown {
 			grown = true
 			low := max(minAddress, a.Start-min(a.Start, stackBytes))
 			if i > 0 {
-				low = max(low, im.VMAs[i-1].End+pageSize)
+				low = max(low, cp.VMAs[i-1].End+pageSize)
 			}
 			if low < a.Start {
-				b.table.call(callMmap, low, a.Start-low, prot, fixed|unix.MAP_ANONYMOUS, nothing, 0)
+				r.table.call(callMmap, low, a.Start-low, prot, fixed|unix.MAP_ANONYMOUS, nothing, 0)
 			}
 		}
 		switch a.Backing {
 		case Zero:
-			b.table.call(callMmap, a.Start, n, prot, fixed|unix.MAP_ANONYMOUS, nothing, 0)
+			r.table.call(callMmap, a.Start, n, prot, fixed|unix.MAP_ANONYMOUS, nothing, 0)
 		case Stored:
-			b.table.call(callMmap, a.Start, n, prot, fixed, stagedFD(b.plan.Content), uint64(a.Offset))
+			r.table.call(callMmap, a.Start, n, prot, fixed, stagedFD(r.plan.Content), uint64(a.Offset))
 		case External:
-			b.table.call(callMmap, a.Start, n, prot, fixed, stagedFD(b.plan.External), uint64(a.Offset))
-			if b.plan.NoReadahead {
-				b.table.call(callMadvise, a.Start, n, unix.MADV_RANDOM)
+			r.table.call(callMmap, a.Start, n, prot, fixed, stagedFD(r.plan.External), uint64(a.Offset))
+			if r.plan.NoReadahead {
+				r.table.call(callMadvise, a.Start, n, unix.MADV_RANDOM)
 			}
 		case Mapped:
-			if a.File >= len(b.plan.Files) {
+			if a.File >= len(r.plan.Files) {
 				return fmt.Errorf("file %d of the checkpoint is missing", a.File)
 			}
-			b.table.call(callMmap, a.Start, n, prot, fixed, stagedFD(b.plan.Files[a.File]), uint64(a.Offset))
+			r.table.call(callMmap, a.Start, n, prot, fixed, stagedFD(r.plan.Files[a.File]), uint64(a.Offset))
 		default:
 			return fmt.Errorf("area with unknown backing %q", a.Backing)
 		}
@@ -275,56 +275,56 @@ func (b *restorer) mapVMAs() error {
 
 // setMM sets the layout of the address space in the kernel (prctl(2), PR_SET_MM), and the name and
 // arguments that others see.
-func (b *restorer) setMM() error {
+func (r *restorer) setMM() error {
 	var text []byte
-	for _, s := range append(slices.Clone(b.plan.Args), b.plan.Env...) {
+	for _, s := range append(slices.Clone(r.plan.Args), r.plan.Env...) {
 		text = append(append(text, s...), 0)
 	}
 	args := 0
-	for _, s := range b.plan.Args {
+	for _, s := range r.plan.Args {
 		args += len(s) + 1
 	}
 	if len(text) > argsBytes {
 		return fmt.Errorf("%d bytes of arguments and environment, at most %d fit", len(text), argsBytes)
 	}
-	if _, err := b.t.mem.WriteAt(text, argsAt); err != nil {
+	if _, err := r.t.mem.WriteAt(text, argsAt); err != nil {
 		return err
 	}
-	l := b.plan.Checkpoint.Layout
+	l := r.plan.Checkpoint.Layout
 	const setMM, mapMM, noFile = 35, 14, 1<<32 - 1
 	mm := []uint64{
 		l[0], l[1], l[2], l[3], l[4], l[5], l[6],
 		argsAt, argsAt + uint64(args), argsAt + uint64(args), argsAt + uint64(len(text)),
 		0, noFile << 32, // no auxiliary vector; the executable file of the stub remains
 	}
-	at := b.table.addWords(mm...)
-	b.table.call(callPrctl, setMM, mapMM, at, uint64(8*len(mm)), 0)
+	at := r.table.addWords(mm...)
+	r.table.call(callPrctl, setMM, mapMM, at, uint64(8*len(mm)), 0)
 	const setName = 15
-	name := b.table.addBytes(append([]byte(b.plan.Name[:min(len(b.plan.Name), 15)]), 0))
-	b.table.call(callPrctl, setName, name, 0, 0, 0)
+	name := r.table.addBytes(append([]byte(r.plan.Name[:min(len(r.plan.Name), 15)]), 0))
+	r.table.call(callPrctl, setName, name, 0, 0, 0)
 	return nil
 }
 
 // restoreFDs gives each descriptor number of the checkpoint the file for its role.
-func (b *restorer) restoreFDs() error {
-	fresh := maps.Clone(b.plan.NewFDs)
-	for _, fd := range b.plan.Checkpoint.FDs {
+func (r *restorer) restoreFDs() error {
+	fresh := maps.Clone(r.plan.NewFDs)
+	for _, fd := range r.plan.Checkpoint.FDs {
 		if fd.Number < 3 {
 			continue // kept as the stub has them
 		}
-		n, ok := b.plan.Roles[fd.Role]
+		n, ok := r.plan.Roles[fd.Role]
 		if list := fresh[fd.Role]; len(list) > 0 {
 			n, fresh[fd.Role], ok = list[0], list[1:], true
 		}
 		if !ok {
 			return fmt.Errorf("no file for descriptor %d with role %q", fd.Number, fd.Role)
 		}
-		b.table.call(callDup3, stagedFD(n), uint64(fd.Number), unix.O_CLOEXEC)
+		r.table.call(callDup3, stagedFD(n), uint64(fd.Number), unix.O_CLOEXEC)
 		if fd.NonBlocking {
-			b.table.call(callFcntl, uint64(fd.Number), unix.F_SETFL, unix.O_NONBLOCK)
+			r.table.call(callFcntl, uint64(fd.Number), unix.F_SETFL, unix.O_NONBLOCK)
 		}
 		if fd.Role == EventRole && fd.Value != 0 {
-			b.table.call(callWrite, uint64(fd.Number), b.table.addWords(fd.Value), 8)
+			r.table.call(callWrite, uint64(fd.Number), r.table.addWords(fd.Value), 8)
 		}
 	}
 	return nil
@@ -332,75 +332,75 @@ func (b *restorer) restoreFDs() error {
 
 // restoreSignals sets the signal actions and adds the seccomp filters that the stub does not have
 // yet.
-func (b *restorer) restoreSignals() error {
-	for _, a := range b.plan.Checkpoint.SigActions {
+func (r *restorer) restoreSignals() error {
+	for _, a := range r.plan.Checkpoint.SigActions {
 		if a.Signal == int(unix.SIGKILL) || a.Signal == int(unix.SIGSTOP) {
 			continue
 		}
-		b.table.call(callSigaction, uint64(a.Signal), b.table.addBytes(a.Data[:]), 0, sigsetBytes)
+		r.table.call(callSigaction, uint64(a.Signal), r.table.addBytes(a.Data[:]), 0, sigsetBytes)
 	}
-	have, err := seccompFilters(b.t.pid)
+	have, err := seccompFilters(r.t.pid)
 	if err != nil {
 		return err
 	}
-	all := b.plan.Checkpoint.Filters
+	all := r.plan.Checkpoint.Filters
 	if len(have) > len(all) {
 		return errors.New("the restore stub has more seccomp filters than the checkpoint")
 	}
-	b.table.call(callPrctl, unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+	r.table.call(callPrctl, unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 	for _, f := range all[len(have):] {
 		if len(f) == 0 || len(f)%filterInstruction != 0 {
 			return errors.New("a seccomp filter is damaged")
 		}
-		code := b.table.addBytes(f)
-		prog := b.table.addWords(uint64(len(f)/filterInstruction), code)
-		b.table.call(callSeccomp, unix.SECCOMP_SET_MODE_FILTER, 0, prog)
+		code := r.table.addBytes(f)
+		prog := r.table.addWords(uint64(len(f)/filterInstruction), code)
+		r.table.call(callSeccomp, unix.SECCOMP_SET_MODE_FILTER, 0, prog)
 	}
 	return nil
 }
 
-func (b *restorer) createThreads() error {
+func (r *restorer) createThreads() error {
 	// These are exactly the flags and arguments of the C library, because seccomp filters compare
 	// them.
 	const flags = unix.CLONE_VM | unix.CLONE_FS | unix.CLONE_FILES | unix.CLONE_SIGHAND | unix.CLONE_THREAD |
 		unix.CLONE_SYSVSEM | unix.CLONE_SETTLS | unix.CLONE_PARENT_SETTID | unix.CLONE_CHILD_CLEARTID
-	for _, th := range b.plan.Checkpoint.Threads[1:] {
-		b.table.call(callClone, flags, tableAt+tableBytes-64, th.ClearTID, th.ClearTID, th.Regs[rFSBase])
+	for _, th := range r.plan.Checkpoint.Threads[1:] {
+		r.table.call(callClone, flags, tableAt+tableBytes-64, th.ClearTID, th.ClearTID, th.Regs[rFSBase])
 	}
 	return nil
 }
 
 // execute makes the stub run the table.
-func (b *restorer) execute() error {
-	raw, err := b.table.encode()
+func (r *restorer) execute() error {
+	raw, err := r.table.encode()
 	if err != nil {
 		return err
 	}
-	if _, err := b.t.mem.WriteAt(raw, tableAt); err != nil {
+	if _, err := r.t.mem.WriteAt(raw, tableAt); err != nil {
 		return err
 	}
-	r := b.stubRegs
-	r[rRIP], r[rRBX], r[rR12], r[rOrigRAX] = stubAt+syscallLoop, tableAt, uint64(len(b.table.calls)), notInSyscall
-	if err := setRegs(b.t.pid, &r); err != nil {
+	regs := r.stubRegs
+	regs[rRIP], regs[rRBX], regs[rR12], regs[rOrigRAX] = stubAt+syscallLoop, tableAt, uint64(len(r.table.calls)), notInSyscall
+	if err := setRegs(r.t.pid, &regs); err != nil {
 		return err
 	}
 	for {
-		if _, err := ptrace(ptraceCont, b.t.pid, 0, 0); err != nil {
+		if _, err := ptrace(ptraceCont, r.t.pid, 0, 0); err != nil {
 			return err
 		}
-		ws, err := waitStopped(b.t.pid)
+		ws, err := waitStopped(r.t.pid)
 		if err != nil {
 			return err
 		}
 		if int(ws)>>16 == eventClone {
-			tid, err := eventMessage(b.t.pid)
+			tid, err := eventMessage(r.t.pid)
 			if err != nil {
 				return err
 			}
 			if _, err := waitStopped(int(tid)); err != nil {
 				return err
 			}
-			b.t.tids = append(b.t.tids, int(tid))
+			r.t.tids = append(r.t.tids, int(tid))
 			continue
 		}
 		if ws.StopSignal() != unix.SIGTRAP || int(ws)>>16 != 0 {
@@ -408,55 +408,55 @@ func (b *restorer) execute() error {
 		}
 		break
 	}
-	if _, err := b.t.mem.ReadAt(raw, tableAt); err != nil {
+	if _, err := r.t.mem.ReadAt(raw, tableAt); err != nil {
 		return err
 	}
-	return b.table.check(raw)
+	return r.table.check(raw)
 }
 
 // finish writes the delta pages, unmaps the stub's own memory and sets the registers of the
 // threads, which run after the detach.
-func (b *restorer) finish() error {
-	im := b.plan.Checkpoint
-	if b.plan.Delta != nil {
-		if err := b.writeDelta(b.plan.Delta.spans, b.plan.Delta.pages); err != nil {
+func (r *restorer) finish() error {
+	cp := r.plan.Checkpoint
+	if r.plan.Delta != nil {
+		if err := r.writeDelta(r.plan.Delta.spans, r.plan.Delta.pages); err != nil {
 			return err
 		}
 	}
-	if b.plan.BeforeRun != nil {
-		if err := b.plan.BeforeRun(); err != nil {
+	if r.plan.BeforeRun != nil {
+		if err := r.plan.BeforeRun(); err != nil {
 			return err
 		}
 	}
-	if len(b.t.tids) != len(im.Threads) {
-		return fmt.Errorf("only %d of %d threads were created", len(b.t.tids), len(im.Threads))
+	if len(r.t.tids) != len(cp.Threads) {
+		return fmt.Errorf("only %d of %d threads were created", len(r.t.tids), len(cp.Threads))
 	}
-	all := make([]Regs, len(im.Threads))
-	for i, th := range im.Threads {
+	all := make([]Regs, len(cp.Threads))
+	for i, th := range cp.Threads {
 		all[i] = th.Regs
 	}
-	if at := im.Threads[0].ClearTID; at != 0 { // for the other threads the kernel has written it
+	if at := cp.Threads[0].ClearTID; at != 0 { // for the other threads the kernel has written it
 		var id [4]byte
-		inside, err := namespacePID(b.t.pid)
+		inside, err := namespacePID(r.t.pid)
 		if err != nil {
 			return err
 		}
 		binary.LittleEndian.PutUint32(id[:], uint32(inside))
-		if _, err := b.t.mem.WriteAt(id[:], int64(at)); err != nil {
+		if _, err := r.t.mem.WriteAt(id[:], int64(at)); err != nil {
 			return err
 		}
 	}
-	if err := b.t.findSyscall(all); err != nil {
+	if err := r.t.findSyscall(all); err != nil {
 		return err
 	}
 	for _, m := range [][2]uint64{{stubAt, pageSize}, {tableAt, tableBytes}} {
-		if _, err := b.t.syscall(b.t.pid, all[0], callMunmap, m[0], m[1]); err != nil {
+		if _, err := r.t.syscall(r.t.pid, all[0], callMunmap, m[0], m[1]); err != nil {
 			return err
 		}
 	}
-	for i, th := range im.Threads {
-		tid, r := b.t.tids[i], th.Regs.restartSyscall()
-		if err := errors.Join(setState(tid, th.XSave), setMask(tid, th.SigMask), setRegs(tid, &r)); err != nil {
+	for i, th := range cp.Threads {
+		tid, regs := r.t.tids[i], th.Regs.restartSyscall()
+		if err := errors.Join(setState(tid, th.XSave), setMask(tid, th.SigMask), setRegs(tid, &regs)); err != nil {
 			return fmt.Errorf("registers of thread %d: %w", i, err)
 		}
 	}
@@ -465,8 +465,8 @@ func (b *restorer) finish() error {
 
 // writeDelta writes pages to their spans. It uses few calls where the process itself can write, and
 // /proc/PID/mem elsewhere.
-func (b *restorer) writeDelta(spans []Span, pages [][]byte) error {
-	areas := b.plan.Checkpoint.VMAs
+func (r *restorer) writeDelta(spans []Span, pages [][]byte) error {
+	areas := r.plan.Checkpoint.VMAs
 	for len(spans) > 0 {
 		n := 0
 		for ; n < len(spans); n++ {
@@ -478,13 +478,13 @@ func (b *restorer) writeDelta(spans []Span, pages [][]byte) error {
 				break
 			}
 		}
-		if err := writePages(b.t.pid, spans[:n], pages[:n]); err != nil {
+		if err := writePages(r.t.pid, spans[:n], pages[:n]); err != nil {
 			return err
 		}
 		if spans, pages = spans[n:], pages[n:]; len(spans) == 0 {
 			break
 		}
-		if _, err := b.t.mem.WriteAt(pages[0], int64(spans[0].Start)); err != nil {
+		if _, err := r.t.mem.WriteAt(pages[0], int64(spans[0].Start)); err != nil {
 			return fmt.Errorf("content at %x: %w", spans[0].Start, err)
 		}
 		spans, pages = spans[1:], pages[1:]

@@ -74,7 +74,7 @@ func TestRestoreFails(t *testing.T) {
 	)
 	_ = theirs.Close()
 	c.request(t, "5")
-	im, _ := dumpProcess(t, first)
+	cp, _ := dumpProcess(t, first)
 	path := filepath.Join(t.TempDir(), "stub")
 	if err := os.WriteFile(path, checkpoint.StubProgram(), 0o755); err != nil {
 		t.Fatal(err)
@@ -84,13 +84,13 @@ func TestRestoreFails(t *testing.T) {
 		command proc.Command
 		plan    checkpoint.Plan
 	}{
-		"no_stub":  {proc.Command{Path: "/bin/sleep", Args: []string{"1000"}}, checkpoint.Plan{Checkpoint: &im}},
-		"no_files": {stubCommand, checkpoint.Plan{Checkpoint: &im, InheritedFDs: 3}},
-		"no_content": {stubCommand, checkpoint.Plan{Checkpoint: &im, InheritedFDs: 3,
-			Files: make([]int, len(im.Files)), Content: 77}},
-		"long_names": {stubCommand, checkpoint.Plan{Checkpoint: &im, InheritedFDs: 3,
-			Files: make([]int, len(im.Files)), Env: []string{strings.Repeat("x", 5000)}}},
-		"before_failed": {stubCommand, checkpoint.Plan{Checkpoint: &im, InheritedFDs: 3,
+		"no_stub":  {proc.Command{Path: "/bin/sleep", Args: []string{"1000"}}, checkpoint.Plan{Checkpoint: &cp}},
+		"no_files": {stubCommand, checkpoint.Plan{Checkpoint: &cp, InheritedFDs: 3}},
+		"no_content": {stubCommand, checkpoint.Plan{Checkpoint: &cp, InheritedFDs: 3,
+			Files: make([]int, len(cp.Files)), Content: 77}},
+		"long_names": {stubCommand, checkpoint.Plan{Checkpoint: &cp, InheritedFDs: 3,
+			Files: make([]int, len(cp.Files)), Env: []string{strings.Repeat("x", 5000)}}},
+		"before_failed": {stubCommand, checkpoint.Plan{Checkpoint: &cp, InheritedFDs: 3,
 			BeforeRun: func() error { return errors.New("no") }}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -104,7 +104,7 @@ func TestRestoreFails(t *testing.T) {
 		})
 	}
 	t.Run("other_kernel_mappings", func(t *testing.T) {
-		other := im
+		other := cp
 		other.KernelMappings = nil
 		p := start(t, stubCommand)
 		stub := checkpoint.Attach(p.PID())
@@ -116,7 +116,7 @@ func TestRestoreFails(t *testing.T) {
 		<-p.Done()
 	})
 	t.Run("damaged", func(t *testing.T) {
-		other := im
+		other := cp
 		other.Threads = nil
 		p := start(t, stubCommand)
 		stub := checkpoint.Attach(p.PID())

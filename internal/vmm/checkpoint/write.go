@@ -16,19 +16,19 @@ const gap = 64 * pageSize
 // it. It is for a process that was not restored from a checkpoint itself. The file is not synced,
 // because no checkpoint outlives the boot of its host.
 func (c *Capture) Save(dst *os.File) (Checkpoint, error) {
-	im := c.Checkpoint
-	w := pageWriter{dst: dst, end: im.Bytes, spans: c.spans, pages: c.pages}
-	im.VMAs = nil
+	cp := c.Checkpoint
+	w := pageWriter{dst: dst, end: cp.Bytes, spans: c.spans, pages: c.pages}
+	cp.VMAs = nil
 	for _, a := range c.Checkpoint.VMAs {
 		if err := w.writeVMA(a); err != nil {
 			return Checkpoint{}, fmt.Errorf("write the checkpoint's pages: %w", err)
 		}
 	}
-	im.VMAs, im.Bytes = w.areas, w.end
-	if err := dst.Truncate(im.Bytes); err != nil {
+	cp.VMAs, cp.Bytes = w.areas, w.end
+	if err := dst.Truncate(cp.Bytes); err != nil {
 		return Checkpoint{}, fmt.Errorf("write the checkpoint's pages: %w", err)
 	}
-	return im, im.Validate()
+	return cp, cp.Validate()
 }
 
 // pageWriter writes pages to a pages file.
@@ -128,7 +128,7 @@ func (c *Capture) SaveDelta(w io.Writer) ([]Span, error) {
 // MapDelta maps a file written by SaveDelta for use as Plan.Delta with the same checkpoint. It
 // copies nothing: the kernel reads the pages from the page cache. The caller closes the capture
 // after use; f may be closed before.
-func MapDelta(f *os.File, im *Checkpoint, spans []Span) (*Capture, error) {
+func MapDelta(f *os.File, cp *Checkpoint, spans []Span) (*Capture, error) {
 	bytes, err := DeltaBytes(spans)
 	if err != nil {
 		return nil, err
@@ -140,7 +140,7 @@ func MapDelta(f *os.File, im *Checkpoint, spans []Span) (*Capture, error) {
 	if st.Size() != bytes {
 		return nil, fmt.Errorf("checkpoint delta %s has %d bytes, want %d", f.Name(), st.Size(), bytes)
 	}
-	c := &Capture{Checkpoint: *im, spans: spans}
+	c := &Capture{Checkpoint: *cp, spans: spans}
 	if bytes == 0 {
 		return c, nil
 	}

@@ -315,6 +315,6 @@ func (m *machine) openFullMemory() (*os.File, error) {
 }
 
 // open opens the mapped file, which may have been unlinked.
-func (r guestMemory) open() (*os.File, error) {
-	return os.Open(fmt.Sprintf("/proc/%d/map_files/%x-%x", r.pid, r.start, r.start+uint64(r.bytes)))
+func (g guestMemory) open() (*os.File, error) {
+	return os.Open(fmt.Sprintf("/proc/%d/map_files/%x-%x", g.pid, g.start, g.start+uint64(g.bytes)))
 }

@@ -87,16 +87,16 @@ func (c *capture) Save(ctx context.Context, dir string) (_ vmm.Image, err error)
 			err = errors.Join(fmt.Errorf("save image in %s: %w", dir, failed), err)
 		}
 	}()
-	var l *memDelta
+	var delta *memDelta
 	if c.key != (vmmproc.FileKey{}) {
-		if l, err = newMemDelta(c.base, c.spans); err != nil {
+		if delta, err = newMemDelta(c.base, c.spans); err != nil {
 			return vmm.Image{}, fmt.Errorf("save image in %s: %w", dir, err)
 		}
 	}
 	if err := c.saveMonitor(dir); err != nil {
 		return vmm.Image{}, fmt.Errorf("save image in %s: %w", dir, err)
 	}
-	return writeImage(dir, c.manifest, c.state, l)
+	return writeImage(dir, c.manifest, c.state, delta)
 }
 
 func (c *capture) saveMemory(ctx context.Context, path string) (err error) {

@@ -110,9 +110,9 @@ func (m *machine) openConnectedSockets(ctx context.Context, v *stub, inherited *
 }
 
 // openSpecialFDs creates the descriptors whose content is known or is not part of a checkpoint.
-func (v *stub) openSpecialFDs(inherited *inheritedFiles) error {
+func (s *stub) openSpecialFDs(inherited *inheritedFiles) error {
 	count := map[string]int{checkpoint.EventRole: extraFDs, checkpoint.PollRole: extraFDs}
-	for _, fd := range v.checkpoint.Process.FDs {
+	for _, fd := range s.checkpoint.Process.FDs {
 		switch fd.Role {
 		case checkpoint.EventRole, checkpoint.PollRole:
 			count[fd.Role]++
@@ -123,17 +123,17 @@ func (v *stub) openSpecialFDs(inherited *inheritedFiles) error {
 			if err != nil {
 				return err
 			}
-			v.plan.Roles[checkpoint.SignalRole] = inherited.add(os.NewFile(uintptr(n), "signals"))
+			s.plan.Roles[checkpoint.SignalRole] = inherited.add(os.NewFile(uintptr(n), "signals"))
 		}
 	}
-	v.plan.NewFDs = map[string][]int{}
+	s.plan.NewFDs = map[string][]int{}
 	for role, n := range count {
 		for range n {
 			fd, err := newSpecialFD(role)
 			if err != nil {
 				return err
 			}
-			v.plan.NewFDs[role] = append(v.plan.NewFDs[role], inherited.add(os.NewFile(uintptr(fd), role)))
+			s.plan.NewFDs[role] = append(s.plan.NewFDs[role], inherited.add(os.NewFile(uintptr(fd), role)))
 		}
 	}
 	return nil
@@ -147,20 +147,20 @@ func newSpecialFD(role string) (int, error) {
 }
 
 // addDevices adds the descriptors of openDevices to the plan.
-func (v *stub) addDevices(sh launchSpec, inherited *inheritedFiles) error {
+func (s *stub) addDevices(sh launchSpec, inherited *inheritedFiles) error {
 	for i, d := range sh.disks {
-		v.plan.Roles[diskRole(i, false)] = d.read
+		s.plan.Roles[diskRole(i, false)] = d.read
 		if d.write != 0 {
-			v.plan.Roles[diskRole(i, true)] = d.write
+			s.plan.Roles[diskRole(i, true)] = d.write
 		}
 	}
-	v.plan.InheritedFDs = firstFD + len(inherited.files)
+	s.plan.InheritedFDs = firstFD + len(inherited.files)
 	if sh.tap == 0 {
 		return nil
 	}
-	for _, fd := range v.checkpoint.Process.FDs {
+	for _, fd := range s.checkpoint.Process.FDs {
 		if size, ok := strings.CutPrefix(fd.Role, roleTap); ok {
-			v.plan.Roles[fd.Role] = sh.tap
+			s.plan.Roles[fd.Role] = sh.tap
 			return vmmproc.SetUpTap(inherited.files[sh.tap-firstFD], size)
 		}
 	}

@@ -37,33 +37,33 @@ func findGuestMemory(pid int, inode uint64, bytes int64) (guestMemory, error) {
 }
 
 // dirty returns the private pages of the mapping, which no longer are those of the file.
-func (r guestMemory) dirty() ([]span, error) {
-	own, err := checkpoint.PrivatePages(r.pid, r.start, r.start+uint64(r.bytes))
+func (g guestMemory) dirty() ([]span, error) {
+	own, err := checkpoint.PrivatePages(g.pid, g.start, g.start+uint64(g.bytes))
 	if err != nil {
 		return nil, err
 	}
 	spans := make([]span, len(own))
 	for i, s := range own {
-		spans[i] = span{int64(s.Start - r.start), int64(s.End - r.start)}
+		spans[i] = span{int64(s.Start - g.start), int64(s.End - g.start)}
 	}
 	return spans, nil
 }
 
 // read copies the spans from the monitor into buf, one after the other.
-func (r guestMemory) read(spans []span, buf []byte) error {
-	return checkpoint.Read(r.pid, r.at(spans), buf)
+func (g guestMemory) read(spans []span, buf []byte) error {
+	return checkpoint.Read(g.pid, g.at(spans), buf)
 }
 
 // write copies buf into the spans of the monitor's memory.
-func (r guestMemory) write(spans []span, buf []byte) error {
-	return checkpoint.Write(r.pid, r.at(spans), buf)
+func (g guestMemory) write(spans []span, buf []byte) error {
+	return checkpoint.Write(g.pid, g.at(spans), buf)
 }
 
 // at returns the addresses of the spans in the monitor.
-func (r guestMemory) at(spans []span) []checkpoint.Span {
+func (g guestMemory) at(spans []span) []checkpoint.Span {
 	out := make([]checkpoint.Span, len(spans))
 	for i, s := range spans {
-		out[i] = checkpoint.Span{Start: r.start + uint64(s.start), End: r.start + uint64(s.end)}
+		out[i] = checkpoint.Span{Start: g.start + uint64(s.start), End: g.start + uint64(s.end)}
 	}
 	return out
 }

@@ -17,10 +17,10 @@ import (
 
 // writeImage completes an image in dir, which already holds the memory file, with device state,
 // memory delta (may be nil) and manifest. When it returns, all of these are durable.
-func writeImage(dir string, m vmm.Manifest, state []byte, l *memDelta) (vmm.Image, error) {
+func writeImage(dir string, m vmm.Manifest, state []byte, delta *memDelta) (vmm.Image, error) {
 	parts := []vmmproc.Part{{Name: vmmproc.StateName, Data: state}}
-	if l != nil {
-		data, err := json.Marshal(l)
+	if delta != nil {
+		data, err := json.Marshal(delta)
 		if err != nil {
 			return vmm.Image{}, err
 		}
@@ -86,11 +86,11 @@ func openImage(image vmm.Image, writable bool) (o openedImage, err error) {
 	if err != nil {
 		return o, err
 	}
-	l, err := parseMemDelta(data, size)
+	delta, err := parseMemDelta(data, size)
 	if err != nil {
 		return o, err
 	}
-	return o, o.useDelta(l, flags)
+	return o, o.useDelta(delta, flags)
 }
 
 // openMemory opens a memory file and checks its size.
@@ -113,17 +113,17 @@ func openMemory(path string, flags int, size int64) (*os.File, vmmproc.FileKey, 
 // useDelta replaces the image's memory file by the base of its memory delta, if the base still
 // exists. If it does not, a capture with that base fits as well: it contains the delta, because a
 // page that is private stays private.
-func (o *openedImage) useDelta(l *memDelta, flags int) error {
-	below, err := l.open(flags)
+func (o *openedImage) useDelta(delta *memDelta, flags int) error {
+	below, err := delta.open(flags)
 	if err != nil {
 		return err
 	}
 	if below == nil {
-		o.altMemory = l.File
+		o.altMemory = delta.File
 		return nil
 	}
-	o.overlay = &overlay{o.memory, o.key, l.spans()}
-	o.memory, o.key, o.mapped = below, l.File, l.File
+	o.overlay = &overlay{o.memory, o.key, delta.spans()}
+	o.memory, o.key, o.mapped = below, delta.File, delta.File
 	whole := o.fullMemory
 	if o.fullMemory = nil; whole != nil {
 		return whole.Close()

@@ -48,45 +48,45 @@ func newMemDelta(base *os.File, spans []span) (*memDelta, error) {
 	if err := unix.Stat(path, &named); err != nil || named.Dev != st.Dev || named.Ino != st.Ino {
 		return nil, nil
 	}
-	l := &memDelta{
+	delta := &memDelta{
 		Path:     path,
 		File:     vmmproc.FileKey{Device: uint64(st.Dev), Inode: st.Ino},
 		Modified: st.Mtim.Nano(),
 		Bytes:    st.Size,
 	}
 	for _, s := range spans {
-		l.Spans = append(l.Spans, [2]int64{s.start, s.end})
+		delta.Spans = append(delta.Spans, [2]int64{s.start, s.end})
 	}
-	return l, nil
+	return delta, nil
 }
 
 // parseMemDelta decodes a delta for a memory of the given size.
 func parseMemDelta(data []byte, bytes int64) (*memDelta, error) {
-	var l memDelta
-	if err := json.Unmarshal(data, &l); err != nil {
+	var delta memDelta
+	if err := json.Unmarshal(data, &delta); err != nil {
 		return nil, fmt.Errorf("%s: %w", memDeltaName, err)
 	}
 	at := int64(0)
-	for _, s := range l.Spans {
+	for _, s := range delta.Spans {
 		if s[0] < at || s[1] <= s[0] || s[1] > bytes || s[0]%pageSize != 0 || s[1]%pageSize != 0 {
 			return nil, fmt.Errorf("%s: span %v is not sorted, not aligned or out of range", memDeltaName, s)
 		}
 		at = s[1]
 	}
-	return &l, nil
+	return &delta, nil
 }
 
-func (l *memDelta) spans() []span {
-	out := make([]span, len(l.Spans))
-	for i, s := range l.Spans {
+func (d *memDelta) spans() []span {
+	out := make([]span, len(d.Spans))
+	for i, s := range d.Spans {
 		out[i] = span{s[0], s[1]}
 	}
 	return out
 }
 
 // open opens the base, or returns nil if it no longer exists.
-func (l *memDelta) open(flags int) (*os.File, error) {
-	f, err := os.OpenFile(l.Path, flags, 0)
+func (d *memDelta) open(flags int) (*os.File, error) {
+	f, err := os.OpenFile(d.Path, flags, 0)
 	if err != nil {
 		return nil, nil // removed, moved or not accessible; the image is complete without it
 	}
@@ -94,8 +94,8 @@ func (l *memDelta) open(flags int) (*os.File, error) {
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
-	if (vmmproc.FileKey{Device: uint64(st.Dev), Inode: st.Ino}) != l.File || st.Mtim.Nano() != l.Modified ||
-		st.Size != l.Bytes {
+	if (vmmproc.FileKey{Device: uint64(st.Dev), Inode: st.Ino}) != d.File || st.Mtim.Nano() != d.Modified ||
+		st.Size != d.Bytes {
 		return nil, f.Close()
 	}
 	return f, nil

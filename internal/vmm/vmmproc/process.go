@@ -54,143 +54,143 @@ type Process struct {
 }
 
 // New returns a Process for a monitor that is about to be started or adopted.
-func (s *Registry) New(spec vmm.Spec, hooks Hooks) *Process {
+func (r *Registry) New(spec vmm.Spec, hooks Hooks) *Process {
 	return &Process{
-		registry: s, spec: spec, hooks: hooks, phase: Prepared,
+		registry: r, spec: spec, hooks: hooks, phase: Prepared,
 		done: make(chan struct{}), detached: make(chan struct{}), guestExit: make(chan string, 1),
 	}
 }
 
 // Watch registers the process and watches it until it exits, even after ctx has ended. It takes
-// ownership of p. Methods that inspect the monitor may be called after Watch.
-func (l *Process) Watch(ctx context.Context, p *proc.Process) {
-	l.proc = p
-	l.registry.add(l)
-	go l.wait(context.WithoutCancel(ctx))
+// ownership of monitor. Methods that inspect the monitor may be called after Watch.
+func (p *Process) Watch(ctx context.Context, monitor *proc.Process) {
+	p.proc = monitor
+	p.registry.add(p)
+	go p.wait(context.WithoutCancel(ctx))
 }
 
 // GuestExited reports that the guest has exited while the monitor still runs. Only the first call
 // counts.
-func (l *Process) GuestExited(data string) {
+func (p *Process) GuestExited(data string) {
 	select {
-	case l.guestExit <- data:
+	case p.guestExit <- data:
 	default:
 	}
 }
 
 // wait waits for the monitor to exit, and kills it once the guest has exited.
-func (l *Process) wait(ctx context.Context) {
+func (p *Process) wait(ctx context.Context) {
 	select {
-	case <-l.proc.Done():
-	case <-l.detached:
+	case <-p.proc.Done():
+	case <-p.detached:
 		return
-	case data := <-l.guestExit:
-		l.Fail(l.hooks.OnGuestExit(ctx, data))
+	case data := <-p.guestExit:
+		p.Fail(p.hooks.OnGuestExit(ctx, data))
 		select {
-		case <-l.proc.Done():
-		case <-l.detached:
+		case <-p.proc.Done():
+		case <-p.detached:
 			return
 		}
 	}
-	l.mu.Lock()
-	l.err = l.exitError()
-	l.mu.Unlock()
-	l.hooks.Disconnect()
+	p.mu.Lock()
+	p.err = p.exitError()
+	p.mu.Unlock()
+	p.hooks.Disconnect()
 	// Clean up before the machine is forgotten: until then no other monitor is started in its
 	// directory.
-	_ = l.registry.clear(l.spec.Dir) // the caller owns the directory and may have removed it
-	_ = l.proc.Release()             // the exit is known already; a failed close leaves nothing to do
-	l.registry.forget(l)
-	close(l.done)
+	_ = p.registry.clear(p.spec.Dir) // the caller owns the directory and may have removed it
+	_ = p.proc.Release()             // the exit is known already; a failed close leaves nothing to do
+	p.registry.forget(p)
+	close(p.done)
 }
 
-// exitError returns the reason why the monitor exited, or nil after Kill. The caller holds l.mu.
-func (l *Process) exitError() error {
-	if l.reason != "" {
-		return errors.New(l.reason)
+// exitError returns the reason why the monitor exited, or nil after Kill. The caller holds p.mu.
+func (p *Process) exitError() error {
+	if p.reason != "" {
+		return errors.New(p.reason)
 	}
-	exit := l.proc.Exit()
+	exit := p.proc.Exit()
 	if exit.Killed {
 		return nil
 	}
-	text := l.hooks.DescribeExit(exit)
-	if tail := l.proc.Tail(4); tail != "" {
+	text := p.hooks.DescribeExit(exit)
+	if tail := p.proc.Tail(4); tail != "" {
 		text += ": " + tail
 	}
 	return errors.New(text)
 }
 
 // Fail kills the monitor. Err then returns reason, unless there was an earlier one.
-func (l *Process) Fail(reason string) {
-	l.mu.Lock()
-	if l.reason == "" {
-		l.reason = reason
+func (p *Process) Fail(reason string) {
+	p.mu.Lock()
+	if p.reason == "" {
+		p.reason = reason
 	}
-	l.mu.Unlock()
-	_ = l.proc.Signal(syscall.SIGKILL) // this fails only if the monitor has exited, and wait handles that
+	p.mu.Unlock()
+	_ = p.proc.Signal(syscall.SIGKILL) // this fails only if the monitor has exited, and wait handles that
 }
 
 // Release stops watching the monitor and leaves it running. It may be called twice.
-func (l *Process) Release() {
-	l.mu.Lock()
-	was := l.released
-	l.released = true
-	l.mu.Unlock()
+func (p *Process) Release() {
+	p.mu.Lock()
+	was := p.released
+	p.released = true
+	p.mu.Unlock()
 	if was {
 		return
 	}
-	close(l.detached)
-	l.registry.forget(l)
-	l.hooks.Disconnect()
-	_ = l.proc.Release() // closes only descriptors of this process; a failed close loses nothing
+	close(p.detached)
+	p.registry.forget(p)
+	p.hooks.Disconnect()
+	_ = p.proc.Release() // closes only descriptors of this process; a failed close loses nothing
 }
 
 // Discard kills the monitor after a failed start. It does nothing if the monitor has exited,
 // because the error of the start reports that.
-func (l *Process) Discard(ctx context.Context) error {
+func (p *Process) Discard(ctx context.Context) error {
 	select {
-	case <-l.done:
+	case <-p.done:
 		return nil
 	default:
-		return l.Kill(context.WithoutCancel(ctx))
+		return p.Kill(context.WithoutCancel(ctx))
 	}
 }
 
 // Kill implements vmm.Machine.
-func (l *Process) Kill(ctx context.Context) error {
-	ctx, cancel := l.registry.WithTimeout(ctx, "exit of the monitor")
+func (p *Process) Kill(ctx context.Context) error {
+	ctx, cancel := p.registry.WithTimeout(ctx, "exit of the monitor")
 	defer cancel()
-	if err := l.proc.Kill(ctx); err != nil {
-		return fmt.Errorf("kill machine %s: %w", l.spec.ID, err)
+	if err := p.proc.Kill(ctx); err != nil {
+		return fmt.Errorf("kill machine %s: %w", p.spec.ID, err)
 	}
 	select {
-	case <-l.done:
+	case <-p.done:
 		return nil
 	case <-ctx.Done():
-		return fmt.Errorf("kill machine %s: %w", l.spec.ID, context.Cause(ctx))
+		return fmt.Errorf("kill machine %s: %w", p.spec.ID, context.Cause(ctx))
 	}
 }
 
 // PID implements vmm.Machine.
-func (l *Process) PID() int { return l.proc.PID() }
+func (p *Process) PID() int { return p.proc.PID() }
 
 // Done implements vmm.Machine.
-func (l *Process) Done() <-chan struct{} { return l.done }
+func (p *Process) Done() <-chan struct{} { return p.done }
 
 // Exited is closed when the process has exited. This is shortly before Done, and Err is not valid
 // yet.
-func (l *Process) Exited() <-chan struct{} { return l.proc.Done() }
+func (p *Process) Exited() <-chan struct{} { return p.proc.Done() }
 
 // Err implements vmm.Machine.
-func (l *Process) Err() error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.err
+func (p *Process) Err() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.err
 }
 
 // Usage implements vmm.Machine.
-func (l *Process) Usage() (vmm.Usage, error) {
-	u, err := l.proc.Usage()
+func (p *Process) Usage() (vmm.Usage, error) {
+	u, err := p.proc.Usage()
 	if errors.Is(err, proc.ErrGone) {
 		return vmm.Usage{}, vmm.ErrGone
 	}
@@ -198,41 +198,41 @@ func (l *Process) Usage() (vmm.Usage, error) {
 }
 
 // Phase returns the current phase.
-func (l *Process) Phase() Phase {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.phase
+func (p *Process) Phase() Phase {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.phase
 }
 
 // SetPhase sets the phase and returns the previous one.
-func (l *Process) SetPhase(to Phase) (from Phase) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	from, l.phase = l.phase, to
+func (p *Process) SetPhase(to Phase) (from Phase) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	from, p.phase = p.phase, to
 	return from
 }
 
 // WithExitReason explains an error by the exit of the monitor. If the monitor has exited, it
 // returns vmm.ErrGone together with the reason; otherwise it returns err.
-func (l *Process) WithExitReason(ctx context.Context, err error) error {
+func (p *Process) WithExitReason(ctx context.Context, err error) error {
 	if err == nil {
 		return nil
 	}
-	broken := errors.Is(err, l.hooks.ErrClosed)
+	broken := errors.Is(err, p.hooks.ErrClosed)
 	if broken {
 		// The connection breaks shortly before the exit of the process is known.
 		select {
-		case <-l.done:
+		case <-p.done:
 		case <-ctx.Done():
 			return err
 		}
 	}
 	select {
-	case <-l.done:
+	case <-p.done:
 	default:
 		return err
 	}
-	switch why := l.Err(); {
+	switch why := p.Err(); {
 	case why == nil:
 		return vmm.ErrGone
 	case broken || errors.Is(err, vmm.ErrGone): // these errors add no information

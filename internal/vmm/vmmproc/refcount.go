@@ -15,41 +15,41 @@ type RefCount struct {
 }
 
 // OnFree sets the function that frees the capture.
-func (u *RefCount) OnFree(free func() error) { u.free = free }
+func (r *RefCount) OnFree(free func() error) { r.free = free }
 
 // Acquire keeps the capture alive for one operation, which must end with Release. It fails after
 // Close.
-func (u *RefCount) Acquire() error {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	if u.ended {
+func (r *RefCount) Acquire() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.ended {
 		return errors.New("capture was closed")
 	}
-	u.users++
+	r.users++
 	return nil
 }
 
 // Release ends an operation.
-func (u *RefCount) Release() error {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	u.users--
-	return u.freeLocked()
+func (r *RefCount) Release() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.users--
+	return r.freeLocked()
 }
 
 // Close frees the capture, either now or when the last operation ends. It may be called twice.
-func (u *RefCount) Close() error {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	u.ended = true
-	return u.freeLocked()
+func (r *RefCount) Close() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.ended = true
+	return r.freeLocked()
 }
 
-func (u *RefCount) freeLocked() error {
-	if !u.ended || u.users > 0 || u.free == nil {
+func (r *RefCount) freeLocked() error {
+	if !r.ended || r.users > 0 || r.free == nil {
 		return nil
 	}
-	free := u.free
-	u.free = nil
+	free := r.free
+	r.free = nil
 	return free()
 }

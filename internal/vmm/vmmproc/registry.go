@@ -28,14 +28,14 @@ func NewRegistry(limit time.Duration, clear func(dir string) error) *Registry {
 }
 
 // WithTimeout bounds one wait for a monitor. what names the operation in the error.
-func (s *Registry) WithTimeout(ctx context.Context, what string) (context.Context, context.CancelFunc) {
-	return context.WithTimeoutCause(ctx, s.limit, fmt.Errorf("%s took over %v", what, s.limit))
+func (r *Registry) WithTimeout(ctx context.Context, what string) (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(ctx, r.limit, fmt.Errorf("%s took over %v", what, r.limit))
 }
 
 // Adopt finds the monitor that runs in dir and reads its record. It releases the Process that this
 // registry may have for the monitor; the caller owns the returned process. If the monitor has exited,
 // Adopt removes its files and returns vmm.ErrGone.
-func (s *Registry) Adopt(dir string, record any) (*proc.Process, error) {
+func (r *Registry) Adopt(dir string, record any) (*proc.Process, error) {
 	ok, err := ReadRecord(dir, record)
 	if err != nil {
 		return nil, err
@@ -47,26 +47,26 @@ func (s *Registry) Adopt(dir string, record any) (*proc.Process, error) {
 	if err != nil {
 		return nil, err
 	}
-	if old := s.find(dir); old != nil {
+	if old := r.find(dir); old != nil {
 		old.Release()
 	}
 	p, err := proc.Adopt(id)
 	if errors.Is(err, proc.ErrGone) {
-		return nil, errors.Join(vmm.ErrGone, s.clear(dir))
+		return nil, errors.Join(vmm.ErrGone, r.clear(dir))
 	}
 	return p, err
 }
 
 // Kill implements vmm.Driver.
-func (s *Registry) Kill(ctx context.Context, spec vmm.Spec) error {
-	if l := s.find(spec.Dir); l != nil {
+func (r *Registry) Kill(ctx context.Context, spec vmm.Spec) error {
+	if l := r.find(spec.Dir); l != nil {
 		return l.Kill(ctx)
 	}
 	ids, err := findMonitors(spec.Dir)
 	if err != nil {
 		return fmt.Errorf("kill machine %s: %w", spec.ID, err)
 	}
-	ctx, cancel := s.WithTimeout(ctx, "exit of the monitor")
+	ctx, cancel := r.WithTimeout(ctx, "exit of the monitor")
 	defer cancel()
 	for _, id := range ids {
 		p, err := proc.Adopt(id)
@@ -80,40 +80,40 @@ func (s *Registry) Kill(ctx context.Context, spec vmm.Spec) error {
 			return fmt.Errorf("kill machine %s: %w", spec.ID, err)
 		}
 	}
-	return s.clear(spec.Dir)
+	return r.clear(spec.Dir)
 }
 
 // Close releases all monitors and leaves them running, to be adopted later.
-func (s *Registry) Close() error {
-	s.mu.Lock()
-	all := make([]*Process, 0, len(s.processes))
-	for _, l := range s.processes {
-		all = append(all, l)
+func (r *Registry) Close() error {
+	r.mu.Lock()
+	all := make([]*Process, 0, len(r.processes))
+	for _, p := range r.processes {
+		all = append(all, p)
 	}
-	s.mu.Unlock()
-	for _, l := range all {
-		l.Release()
+	r.mu.Unlock()
+	for _, p := range all {
+		p.Release()
 	}
 	return nil
 }
 
-func (s *Registry) find(dir string) *Process {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.processes[filepath.Clean(dir)]
+func (r *Registry) find(dir string) *Process {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.processes[filepath.Clean(dir)]
 }
 
-func (s *Registry) add(l *Process) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.processes[filepath.Clean(l.spec.Dir)] = l
+func (r *Registry) add(p *Process) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.processes[filepath.Clean(p.spec.Dir)] = p
 }
 
-// forget removes l, unless its directory already belongs to another machine.
-func (s *Registry) forget(l *Process) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if key := filepath.Clean(l.spec.Dir); s.processes[key] == l {
-		delete(s.processes, key)
+// forget removes p, unless its directory already belongs to another machine.
+func (r *Registry) forget(p *Process) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if key := filepath.Clean(p.spec.Dir); r.processes[key] == p {
+		delete(r.processes, key)
 	}
 }

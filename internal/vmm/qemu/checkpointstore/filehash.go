@@ -23,27 +23,27 @@ const maxHashes = 4096
 
 func newFileHashes() *fileHashes { return &fileHashes{known: map[checkpoint.File]string{}} }
 
-func (s *fileHashes) get(f checkpoint.File) (string, bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	hash, ok := s.known[f]
+func (h *fileHashes) get(f checkpoint.File) (string, bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	hash, ok := h.known[f]
 	return hash, ok
 }
 
-func (s *fileHashes) put(f checkpoint.File, hash string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if len(s.known) >= maxHashes {
-		clear(s.known)
+func (h *fileHashes) put(f checkpoint.File, hash string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if len(h.known) >= maxHashes {
+		clear(h.known)
 	}
-	s.known[f] = hash
+	h.known[f] = hash
 }
 
 // add adds the hashes stored with a checkpoint, which must be valid on this host.
-func (s *fileHashes) add(p *MonitorCheckpoint) error {
+func (h *fileHashes) add(p *MonitorCheckpoint) error {
 	if len(p.FileHashes) == len(p.Process.Files) {
 		for i, f := range p.Process.Files {
-			s.put(f, p.FileHashes[i])
+			h.put(f, p.FileHashes[i])
 		}
 	}
 	if p.ContentHash == "" {
@@ -51,16 +51,16 @@ func (s *fileHashes) add(p *MonitorCheckpoint) error {
 	}
 	content, err := checkpoint.StatFile(p.contentPath)
 	if err == nil {
-		s.put(content, p.ContentHash)
+		h.put(content, p.ContentHash)
 	}
 	return err
 }
 
 // ofFiles returns the hashes of files. It fails if a file is not as described.
-func (s *fileHashes) ofFiles(files []checkpoint.File) ([]string, error) {
+func (h *fileHashes) ofFiles(files []checkpoint.File) ([]string, error) {
 	out := make([]string, len(files))
 	for i, want := range files {
-		have, hash, err := s.ofFile(want.Path)
+		have, hash, err := h.ofFile(want.Path)
 		if err != nil {
 			return nil, err
 		}
@@ -73,12 +73,12 @@ func (s *fileHashes) ofFiles(files []checkpoint.File) ([]string, error) {
 }
 
 // ofFile returns the identity and the hash of a file.
-func (s *fileHashes) ofFile(path string) (checkpoint.File, string, error) {
+func (h *fileHashes) ofFile(path string) (checkpoint.File, string, error) {
 	file, err := checkpoint.StatFile(path)
 	if err != nil {
 		return file, "", err
 	}
-	if hash, ok := s.get(file); ok {
+	if hash, ok := h.get(file); ok {
 		return file, hash, nil
 	}
 	f, err := os.Open(path)
@@ -93,7 +93,7 @@ func (s *fileHashes) ofFile(path string) (checkpoint.File, string, error) {
 	if now, err := checkpoint.StatFile(path); err != nil || now != file {
 		return file, "", fmt.Errorf("%s is being changed: %v", path, err)
 	}
-	s.put(file, hash)
+	h.put(file, hash)
 	return file, hash, nil
 }
 
