@@ -380,7 +380,8 @@ func (r *restorer) execute() error {
 		return err
 	}
 	regs := r.stubRegs
-	regs[rRIP], regs[rRBX], regs[rR12], regs[rOrigRAX] = stubAt+syscallLoop, tableAt, uint64(len(r.table.calls)), notInSyscall
+	regs[rRIP], regs[rRBX], regs[rR12] = stubAt+syscallLoop, tableAt, uint64(len(r.table.calls))
+	regs[rOrigRAX] = notInSyscall
 	if err := setRegs(r.t.pid, &regs); err != nil {
 		return err
 	}
