@@ -16,9 +16,9 @@ const (
 	tailLineBytes = 200
 )
 
-// ConsoleTail returns, for an error message, what a guest's console says of the guest's end: the agent's last
-// words and the kernel's panic, if it has them, and its last lines. The guest chooses every byte of a console, so
-// the result is one line without control characters, of at most seven short pieces.
+// ConsoleTail returns the part of a guest's console that explains the guest's end, for an error.
+// That is the agent's last message and the kernel's panic, if there are any, and the last lines. The guest chooses
+// every byte of a console, so the result is one line without control characters, of at most seven short pieces.
 func ConsoleTail(console []byte) string {
 	lines := slices.DeleteFunc(strings.FieldsFunc(string(console), func(r rune) bool { return r == '\n' || r == '\r' }),
 		func(line string) bool { return strings.TrimSpace(line) == "" })

@@ -24,7 +24,8 @@ import (
 // Timeout bounds every single wait of the suite. It is far above any expected time.
 const Timeout = 60 * time.Second
 
-// TB is the part of a test that the suite uses: *testing.T has it, and so has a Runner, outside of go test.
+// TB is the part of a test that the suite uses.
+// *testing.T implements it, and a Runner does outside of go test.
 type TB interface {
 	Helper()
 	Context() context.Context // ends before the functions of Cleanup run
