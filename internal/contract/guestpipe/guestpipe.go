@@ -15,8 +15,10 @@ import (
 	"github.com/pandastack/pandastack/internal/guest/server"
 )
 
-// New returns a channel to g whose other end is in this process. Of ctx, only the values are used. A caller in this process may use Guest instead of
-// the stream; the stream costs nothing until its first use.
+// New returns a channel to g whose other end is in this process.
+//
+// A caller in this process may use Guest instead of the stream, which costs nothing until its first use. Of ctx, only
+// the values are used.
 func New(ctx context.Context, g guestapi.Guest, generation uint64) hostapi.GuestConn {
 	return hostapi.GuestConn{Conn: &conn{guest: g, ctx: context.WithoutCancel(ctx)}, Generation: generation}
 }

@@ -1,6 +1,10 @@
 // Package hostapi is the contract between the control plane and a host agent: machines, snapshots,
-// baked templates, capacity. It knows no user, no workspace and no sandbox. The control plane is tested
-// against a simulated host, the host agent against a scripted caller.
+// baked templates, capacity. It knows neither users nor sandboxes. The control plane is tested against a
+// simulated host (package hosttest), the host agent against a scripted caller.
+//
+// It is a wire contract: requests and results are plain values, what arrives over time is a Stream, the channel to
+// a guest is a byte stream, errors have codes (EncodeError), and every resource names its host. A network
+// implementation needs nothing from either side but this package.
 package hostapi
 
 import (
@@ -13,11 +17,13 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
 )
 
-// MachineID, SnapshotID and TemplateName are text of lower-case letters and digits (and, in template
-// names, dots, dashes and underscores). The caller chooses ids, so that every call can be repeated.
+// Ids are chosen by the caller, so that every call can be repeated.
 type (
-	MachineID    string
-	SnapshotID   string
+	// MachineID names a machine: 1 to 64 lower-case letters and digits.
+	MachineID string
+	// SnapshotID names a snapshot: 1 to 64 lower-case letters and digits.
+	SnapshotID string
+	// TemplateName names a template: lower-case letters, digits, dots, dashes and underscores.
 	TemplateName string
 )
 
@@ -34,10 +40,10 @@ const (
 	Running    State = "running"
 	Paused     State = "paused"
 	Hibernated State = "hibernated"
-	Failed     State = "failed" // its monitor died and its disk is kept; Wake boots it anew
+	Failed     State = "failed" // its monitor died and its disk is kept; Wake boots it again
 )
 
-// BootMode says how a machine came to life last.
+// BootMode says how a machine was started last.
 type BootMode string
 
 // The ways a machine starts.
@@ -54,46 +60,48 @@ type Create struct {
 	Template TemplateName
 	Snapshot SnapshotID
 	Image    ImageID // boots cold from a copy of it, with VCPUs and MemoryMiB
-	DiskMiB  int     // 0: as the template; else at least that, the root file system grows
-	// VCPUs and MemoryMiB are of a machine from an Image. Any other has the processors of what it is made
-	// from, and its memory or, where the host's monitor can add to it, so much as MemoryMiB says; 0: as much.
+	DiskMiB  int     // 0: as the template; otherwise at least that: the root file system grows
+	// VCPUs and MemoryMiB are the size of a machine from an Image. Any other machine has the processors of its
+	// template or snapshot, and its memory; if the host's monitor can add memory, it has MemoryMiB, unless 0.
 	VCPUs     int
 	MemoryMiB int
 	Hostname  string
 	Env       map[string]string
-	Files     map[string]string // small files to put at every start, by path; anybody may read them
-	// Persistent: the machine's disk survives the death of its monitor, and the end of the host agent
-	// hibernates it instead of destroying it.
+	Files     map[string]string // small files to write at every start, by path, readable for all users
+	// Persistent: the machine's disk survives the death of its monitor, and the host agent hibernates the machine
+	// when it ends instead of destroying it.
 	Persistent bool
 	Egress     Egress            // what the machine may reach
 	Limits     Limits            // none wider than the host's; a fork has its parent's
-	Labels     map[string]string // kept and given back; not understood
+	Labels     map[string]string // stored and returned; the host acts on none of them
 }
 
-// Egress says what a machine may reach: what Allow names, then not what Deny names, and the rest unless
-// DenyOthers. An entry is an IPv4 address, a network ("198.51.100.0/24"), a domain, or all domains below one
-// ("*.example.com"). The zero value allows all. It is a value: nobody changes its lists.
+// Egress says what a machine may reach. The zero value allows everything.
+//
+// Entries of Allow come first, then those of Deny; anything else is allowed unless DenyOthers. An entry is an IPv4
+// address, a network ("198.51.100.0/24"), a domain, or all domains below one ("*.example.com"). An Egress is a value:
+// its lists must not be changed.
 type Egress struct {
 	Allow      []string `json:"allow,omitempty"`
 	Deny       []string `json:"deny,omitempty"`
 	DenyOthers bool     `json:"deny_others,omitempty"`
 }
 
-// IsZero tells whether the policy allows all by saying nothing.
+// IsZero reports whether the policy is empty, which allows everything.
 func (e Egress) IsZero() bool { return len(e.Allow) == 0 && len(e.Deny) == 0 && !e.DenyOthers }
 
-// Equal tells whether two policies say the same in the same words.
+// Equal reports whether two policies have the same entries in the same order.
 func (e Egress) Equal(o Egress) bool {
 	return slices.Equal(e.Allow, o.Allow) && slices.Equal(e.Deny, o.Deny) && e.DenyOthers == o.DenyOthers
 }
 
-// Fork asks for children of a running or paused machine, which goes on in its state. They inherit its Egress.
+// Fork asks for children of a running or paused machine, which keeps its state. They inherit its Egress.
 type Fork struct {
 	Parent   MachineID
 	Children []Child
 }
 
-// Child is one machine to be.
+// Child is one machine to make.
 type Child struct {
 	ID         MachineID
 	Hostname   string
@@ -103,10 +111,10 @@ type Child struct {
 	Labels     map[string]string
 }
 
-// ForkResult is what became of a child.
+// ForkResult is the result of one child.
 type ForkResult struct {
 	Machine Machine
-	Err     error // nil: it runs. A child that failed has left nothing behind
+	Err     error // nil: it runs. A child that failed leaves nothing behind. EncodeError carries it over a wire
 }
 
 // Machine is one machine as its host sees it.
@@ -114,13 +122,13 @@ type Machine struct {
 	ID         MachineID
 	Host       HostID
 	State      State
-	Template   TemplateName // where its lineage began
+	Template   TemplateName // that its first ancestor was made from
 	Snapshot   SnapshotID   // it was created from, if any
 	Parent     MachineID    // it was forked from, if any
 	VCPUs      int
 	MemoryMiB  int
 	DiskMiB    int
-	Disks      []DataDisk // beside the root disk, in the guest's order
+	Disks      []DataDisk // in addition to the root disk, in the guest's order
 	GuestIP    string     // reachable from this host while it runs
 	Tap        string
 	MAC        string
@@ -128,21 +136,21 @@ type Machine struct {
 	Generation uint64
 	BootMode   BootMode
 	Boot       time.Duration // of the last start, request to guest confirmed
-	Pause      time.Duration // the last time it stood still for a fork or snapshot
+	Pause      time.Duration // of the last fork or snapshot
 	Created    time.Time
 	Persistent bool
 	Egress     Egress
-	Limits     Limits // that were asked for; those of the host hold too
+	Limits     Limits // that were asked for; those of the host apply, too
 	Labels     map[string]string
 	Reason     string  // why it failed
 	Phases     []Phase // of the last operation, in order
 }
 
-// DataDisk is a disk beside the root disk.
+// DataDisk is a disk in addition to the root disk.
 type DataDisk struct {
 	Name    string
 	SizeMiB int
-	Mount   string // where the guest has its file system
+	Mount   string // where the guest mounts its file system
 }
 
 // Phase is a named part of an operation.
@@ -151,7 +159,7 @@ type Phase struct {
 	Took time.Duration
 }
 
-// Snapshot is a machine at rest: memory, device state and disk of one moment.
+// Snapshot is the memory, device state and disks of a machine at one moment.
 type Snapshot struct {
 	ID        SnapshotID
 	Host      HostID
@@ -160,12 +168,12 @@ type Snapshot struct {
 	VCPUs     int
 	MemoryMiB int
 	DiskMiB   int
-	Bytes     int64 // that it takes on its own
+	Bytes     int64 // of its own, not shared with others
 	Created   time.Time
 	Labels    map[string]string
 }
 
-// Template is one that this host knows.
+// Template is a template that the host knows.
 type Template struct {
 	Name          TemplateName
 	Host          HostID
@@ -177,19 +185,19 @@ type Template struct {
 	Disks         []DataDisk // beside the root disk, in the guest's order
 	User          string
 	Workdir       string
-	Limits        Limits // of its machines, where a create has none of its own
+	Limits        Limits // of its machines, unless a create has its own
 	Tools         []string
-	Hidden        bool // usable by its name, but not to be listed to users
+	Hidden        bool // usable by name, but not listed to users
 	Baked         bool
 	BakedAt       time.Time
-	Bytes         int64             // that it takes on its own: without holes and what it shares with templates baked before it
+	Bytes         int64             // of its own: without holes, and not shared with templates baked before
 	ApparentBytes int64             // of memory and disks, as a machine sees them
 	Bake          *Bake             // under way or ended last; nil: none
 	Published     bool              // made by Publish; Labels are of that call
 	Labels        map[string]string // of a published one
 }
 
-// Bake is progress of making a template's image and snapshot.
+// Bake is the progress of making a template's image and snapshot.
 type Bake struct {
 	State   string // "running", "done", "failed"
 	Step    string // "rootfs", "image", "boot", "warm", "capture"
@@ -200,14 +208,14 @@ type Bake struct {
 	Log     []string // last lines
 }
 
-// Capacity is what a host has and has promised.
+// Capacity is what a host has and what of it is in use.
 type Capacity struct {
 	Host                                    HostID
 	Driver, Version, Accelerator, Isolation string
-	Format                                  string // of the virtual hardware: a snapshot of another is not restored here
+	Format                                  string // of the virtual hardware: other snapshots cannot be restored here
 	VCPUs                                   int
 	MemoryMiB                               int // of the host
-	MemoryFreeMiB                           int // that may still be promised
+	MemoryFreeMiB                           int // that machines may still be given
 	DiskMiB                                 int
 	DiskFreeMiB                             int
 	Limits                                  Limits // of every machine here
@@ -215,7 +223,7 @@ type Capacity struct {
 	Running                                 int
 }
 
-// Usage is what a machine takes now.
+// Usage is what a machine uses now.
 type Usage struct {
 	PID                          int
 	Uptime                       time.Duration
@@ -225,16 +233,16 @@ type Usage struct {
 	Threads                      int
 }
 
-// Event tells what happened to a machine without being asked for.
+// Event reports what happened to a machine other than by request.
 type Event struct {
 	Time    time.Time
 	Host    HostID
 	Machine MachineID
 	Type    string // "died", "adopted", "hibernated", "lost"
 	Reason  string
-	// OutOfMemory: it died because the host or its own limit had no memory for it.
+	// OutOfMemory: it died because the host, or its own limit, had no memory left for it.
 	OutOfMemory bool
-	Console     []byte // as Host.Console, of a machine that died; nil if it could not be had
+	Console     []byte // as Host.Console, of a machine that died; nil if it is not available
 }
 
 // GuestConn is a byte stream to the guest of a machine.
@@ -249,8 +257,8 @@ type LocalGuest interface {
 	Guest() guestapi.Guest
 }
 
-// Host is a host agent. Every method may be called at once; operations on one machine wait for each
-// other. Ids that are not there answer ErrNotFound, except Destroy, which is right twice.
+// Host is a host agent. All methods may be called concurrently; operations on one machine wait for each
+// other. Unknown ids are ErrNotFound, except in Destroy, which may be repeated.
 type Host interface {
 	Create(ctx context.Context, req Create) (Machine, error)
 	Fork(ctx context.Context, req Fork) ([]ForkResult, error)
@@ -263,20 +271,20 @@ type Host interface {
 	Resume(ctx context.Context, id MachineID) error
 	Hibernate(ctx context.Context, id MachineID) error
 	// Stop is Hibernate without memory: what programs wrote is on the disk, and Wake boots it. A hibernated
-	// machine forgets its memory; its disk is then as after a loss of power.
+	// machine loses its memory; its disk is then as after a power failure.
 	Stop(ctx context.Context, id MachineID) error
 	Wake(ctx context.Context, id MachineID) (Machine, error)
 	SetPersistent(ctx context.Context, id MachineID, keep bool) error
-	// SetEgress changes what a machine may reach, in any state. On a machine that lives it is in force when
-	// the call returns, also for connections that are there already. After an error the old policy holds.
-	// ErrInvalid: the policy is not possible.
+	// SetEgress changes what a machine may reach, in any state. On a running machine the policy is in force when
+	// the call returns, also for existing connections. After an error the old policy applies. ErrInvalid: the
+	// policy is not possible.
 	SetEgress(ctx context.Context, id MachineID, policy Egress) error
 	Destroy(ctx context.Context, id MachineID, cause string) error
 	// DialGuest opens a byte stream to the guest of a running machine, on which the guest protocol is spoken (see
 	// package guestlink). It ends with the machine's generation. ErrWrongState: the machine does not run.
 	DialGuest(ctx context.Context, id MachineID) (GuestConn, error)
 	Usage(ctx context.Context, id MachineID) (Usage, error)
-	// Console is what the guest's kernel printed, the last 64 KiB.
+	// Console returns what the guest's kernel printed, the last 64 KiB.
 	Console(ctx context.Context, id MachineID) ([]byte, error)
 
 	TakeSnapshot(ctx context.Context, machine MachineID, id SnapshotID, labels map[string]string) (Snapshot, error)
@@ -289,7 +297,7 @@ type Host interface {
 	SnapshotTransfer
 
 	Templates(ctx context.Context) ([]Template, error)
-	// StartBake begins to bake, or joins a bake under way; Templates shows how it goes. force bakes again.
+	// StartBake starts a bake, or joins one under way; Templates reports its progress. force bakes again.
 	StartBake(ctx context.Context, name TemplateName, force bool) error
 	Capacity(ctx context.Context) (Capacity, error)
 	// Events returns the events from now on. The stream ends with an error if the caller does not keep up; what was
@@ -297,7 +305,7 @@ type Host interface {
 	Events(ctx context.Context) (Stream[Event], error)
 }
 
-// What a host answers, compared with errors.Is; the wrapping text is for people.
+// Errors of a host, to be compared with errors.Is; the wrapping text is for people.
 var (
 	ErrNotFound    = errors.New("not found")
 	ErrExists      = errors.New("exists already")
@@ -307,5 +315,6 @@ var (
 	ErrInvalid     = errors.New("invalid")
 	ErrUnsupported = errors.New("not supported by this host")
 	ErrInUse       = errors.New("in use")
-	ErrUnavailable = errors.New("host cannot tell now") // it is not reachable, not recovered, or cannot read its own record
+	// ErrUnavailable: the host is not reachable, has not recovered, or cannot read its own record.
+	ErrUnavailable = errors.New("host cannot tell now")
 )

@@ -2,7 +2,7 @@ package hostapi
 
 import "fmt"
 
-// Limits bound what a machine may move each second; 0 is no bound, or as much as the host lets every machine.
+// Limits are limits of a machine's disk and network traffic per second; 0 is the host's limit, if any.
 type Limits struct {
 	DiskMiB        int `json:"disk_mib,omitempty"` // read from and written to each disk
 	DiskOps        int `json:"disk_ops,omitempty"` // reads and writes of each disk
@@ -10,7 +10,7 @@ type Limits struct {
 	NetworkOutMbit int `json:"network_out_mbit,omitempty"`
 }
 
-// boundPair is one bound of two Limits, by the name that it has in requests.
+// boundPair is one limit of two Limits, with its name in requests.
 type boundPair struct {
 	name    string
 	own, of *int
@@ -27,7 +27,7 @@ func (l *Limits) pairs(o *Limits) []boundPair {
 	}
 }
 
-// ClampTo gives limits that are those of l, and those of host where l has none or wider ones.
+// ClampTo returns l, with the host's limits where l has none or wider ones.
 func (l Limits) ClampTo(host Limits) Limits {
 	for _, p := range l.pairs(&host) {
 		if *p.of > 0 && (*p.own <= 0 || *p.own > *p.of) {
@@ -37,7 +37,7 @@ func (l Limits) ClampTo(host Limits) Limits {
 	return l
 }
 
-// WithDefaults gives limits that are those of l, and those of o where l has none.
+// WithDefaults returns l, with the limits of o where l has none.
 func (l Limits) WithDefaults(o Limits) Limits {
 	for _, p := range l.pairs(&o) {
 		if *p.own == 0 {
@@ -47,7 +47,7 @@ func (l Limits) WithDefaults(o Limits) Limits {
 	return l
 }
 
-// DropAbove gives l without limits that are wider than the host's.
+// DropAbove returns l without the limits that are wider than the host's.
 func (l Limits) DropAbove(host Limits) Limits {
 	for _, p := range l.pairs(&host) {
 		if *p.of > 0 && *p.own > *p.of {
@@ -57,7 +57,7 @@ func (l Limits) DropAbove(host Limits) Limits {
 	return l
 }
 
-// Check answers a *LimitError for the first of l that is negative or wider than the host's.
+// Check returns a *LimitError for the first limit that is negative or wider than the host's.
 func (l Limits) Check(host Limits) error {
 	for _, p := range l.pairs(&host) {
 		if *p.own < 0 || *p.of > 0 && *p.own > *p.of {
@@ -67,12 +67,13 @@ func (l Limits) Check(host Limits) error {
 	return nil
 }
 
-// LimitError says which limit of a machine its host does not allow.
+// LimitError says which limit of a machine the host does not allow.
 type LimitError struct {
 	Field       string // as in requests
-	Asked, Host int    // Host 0: every positive one
+	Asked, Host int    // Host 0: any positive number
 }
 
+// Error implements error.
 func (e *LimitError) Error() string {
 	if e.Host == 0 {
 		return fmt.Sprintf("limits.%s: %d is negative: use 0 for as much as the host allows", e.Field, e.Asked)
@@ -86,5 +87,5 @@ func (e *LimitError) Error() string {
 	)
 }
 
-// Unwrap makes it an ErrInvalid.
+// Unwrap returns ErrInvalid.
 func (e *LimitError) Unwrap() error { return ErrInvalid }

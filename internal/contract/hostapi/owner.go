@@ -5,10 +5,12 @@ import "strings"
 // LabelOwner is the label that names the owner of a machine, snapshot or template, as "kind/id".
 const LabelOwner = "owner"
 
-// LabelKind is the label by which older versions marked what belongs to builds, with the value KindBuild. New
-// objects of builds still have it, so that an older version leaves them alone.
+// Older versions mark what belongs to builds with the label LabelKind and the value KindBuild. New objects of builds
+// have it, too, so that an older version leaves them alone.
 const (
+	// LabelKind is the label that names the kind of owner, as older versions write it.
 	LabelKind = "kind"
+	// KindBuild is the value of LabelKind for objects of builds.
 	KindBuild = "build"
 )
 
@@ -18,8 +20,9 @@ const (
 	OwnerBuild   = "build"
 )
 
-// Owner is the object on whose behalf something exists; the service for that kind removes what the owner
-// leaves behind. The zero Owner is none.
+// Owner names the object on whose behalf something exists. The zero Owner is none.
+//
+// The service for that kind of object removes what the owner leaves behind.
 type Owner struct {
 	Kind string // "sandbox", "build", ...
 	ID   string // "": not known, of a label that an older version wrote

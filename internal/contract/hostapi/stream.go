@@ -72,7 +72,11 @@ func (s *stream[T]) Close() error {
 
 // AwaitPublish receives the progress of Host.Publish until its end, and closes the stream. log, which may be nil,
 // is called for every line.
-func AwaitPublish(ctx context.Context, progress Stream[PublishProgress], log func(step, line string)) (Template, error) {
+func AwaitPublish(
+	ctx context.Context,
+	progress Stream[PublishProgress],
+	log func(step, line string),
+) (Template, error) {
 	defer progress.Close()
 	for {
 		p, err := progress.Recv(ctx)

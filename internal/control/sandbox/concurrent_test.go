@@ -304,7 +304,8 @@ func checkFollowEvents(t *testing.T, w *fixture) {
 		t.Errorf("last %s, want 9sandbox.deleted", last)
 	}
 	stop := errors.New("stop")
-	if err := w.FollowEvents(ctx, alice, s.ID, sandbox.EventQuery{}, func(sandbox.Event) error { return stop }); !errors.Is(
+	if err := w.FollowEvents(ctx, alice, s.ID, sandbox.EventQuery{},
+		func(sandbox.Event) error { return stop }); !errors.Is(
 		err,
 		stop,
 	) {

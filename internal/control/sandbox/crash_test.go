@@ -37,10 +37,15 @@ func hibernatedSandbox(w *fixture) api.SandboxID {
 }
 
 var operations = []operation{
-	{"create", func(*fixture) api.SandboxID { return "" }, func(w *fixture, ctx context.Context, _ api.SandboxID) error {
-		_, err := w.Create(ctx, alice, api.CreateRequest{Persistent: true})
-		return err
-	}, nil},
+	{
+		"create",
+		func(*fixture) api.SandboxID { return "" },
+		func(w *fixture, ctx context.Context, _ api.SandboxID) error {
+			_, err := w.Create(ctx, alice, api.CreateRequest{Persistent: true})
+			return err
+		},
+		nil,
+	},
 	{
 		"create-with-key",
 		func(*fixture) api.SandboxID { return "" },
@@ -124,9 +129,9 @@ func (c *faultInjector) remove(w *fixture) {
 }
 
 // TestFailureAtEveryStep fails or kills every operation at every step: before and after each call of the host
-// and each commit. Afterwards the program starts again and compares; then every machine must have its
-// row and every row its machine in the same state, no snapshot may be nobody's, and what was there before
-// must be there.
+// and each commit. Afterwards the program starts again and reconciles; then every machine must have its
+// row and every row its machine in the same state, every snapshot must have an owner, and what existed before
+// must still exist.
 func TestFailureAtEveryStep(t *testing.T) {
 	for _, op := range operations {
 		for _, dead := range []bool{false, true} {
@@ -224,7 +229,7 @@ func (w *fixture) snapshotsMatch(at int) {
 	}
 }
 
-// TestKeyAfterCrash: a create with a key that was cut anywhere answers one sandbox when it is asked again.
+// TestKeyAfterCrash: a create with a key that was interrupted anywhere returns one sandbox when it is repeated.
 func TestKeyAfterCrash(t *testing.T) {
 	for at := 0; ; at++ {
 		w := newFixture(t)
@@ -262,7 +267,8 @@ func TestHostLosesMachines(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.clean(kept.ID)
-	for id, want := range map[api.SandboxID]sandbox.Reason{lost.ID: sandbox.EndedHostLost, crashed.ID: sandbox.EndedHostLost} {
+	for id, want := range map[api.SandboxID]sandbox.Reason{lost.ID: sandbox.EndedHostLost,
+		crashed.ID: sandbox.EndedHostLost} {
 		if end, err := w.Explain(ctx, alice, id); err != nil || end.Reason != want {
 			t.Errorf("ended as %+v, %v; want %s", end, err, want)
 		}
@@ -343,7 +349,8 @@ func TestOrphans(t *testing.T) {
 	foreign := map[string]string{"workspace": "alice", "store": "another"}
 	for _, m := range []hostapi.Create{
 		{ID: "mine", Template: "base", Persistent: true, Labels: labels}, {ID: "bare", Template: "base"},
-		{ID: "foreign", Template: "base", Labels: foreign}, {ID: "foreignkept", Template: "base", Persistent: true, Labels: foreign},
+		{ID: "foreign", Template: "base", Labels: foreign}, {ID: "foreignkept", Template: "base",
+			Persistent: true, Labels: foreign},
 	} {
 		if _, err := w.host.Create(ctx, m); err != nil {
 			t.Fatal(err)

@@ -71,7 +71,9 @@ func requestHash(req api.CreateRequest) (string, error) {
 func (s *Service) replayCreate(ctx context.Context, known store.Idempotency, hash string) (api.Sandbox, error) {
 	if known.Hash != hash {
 		return api.Sandbox{}, api.Errorf(
-			api.Conflict, "the idempotency key was used for another request: use a new key").With("sandbox_id", known.Sandbox)
+			api.Conflict,
+			"the idempotency key was used for another request: use a new key",
+		).With("sandbox_id", known.Sandbox)
 	}
 	for {
 		r, err := s.load(ctx, api.SandboxID(known.Sandbox))
@@ -194,7 +196,13 @@ func (s *Service) abortCreate(ctx context.Context, r *record, why error) error {
 	defer cancel()
 	r.EndReason, r.EndBy = EndedCreateFailed, ""
 	if err := s.finishDelete(ctx, r, "it could not be created: "+api.AsError(why).Message, nil); err != nil {
-		s.log.Warn("removing a sandbox whose create failed did not work; it is tried again", "sandbox", r.ID, "err", err)
+		s.log.Warn(
+			"removing a sandbox whose create failed did not work; it is tried again",
+			"sandbox",
+			r.ID,
+			"err",
+			err,
+		)
 	}
 	return why
 }

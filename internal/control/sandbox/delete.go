@@ -91,6 +91,6 @@ func (s *Service) finishDelete(ctx context.Context, r *record, message string, c
 	}
 	r.State = api.Deleted
 	s.activity.Forget(string(r.ID))
-	s.changes.notify(string(r.ID))
+	s.changes.Notify(string(r.ID))
 	return nil
 }

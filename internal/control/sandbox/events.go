@@ -3,54 +3,12 @@ package sandbox
 import (
 	"context"
 	"encoding/json"
-	"sync"
 	"time"
 
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/control/auth"
 	"github.com/pandastack/pandastack/internal/control/store"
 )
-
-// hub wakes subscribers when something happened to a sandbox. The zero value is ready for use.
-type hub struct {
-	mu sync.Mutex
-	m  map[string]map[chan struct{}]bool
-}
-
-// subscribe returns a channel that holds a token when a sandbox has new events, and a function that ends the
-// subscription.
-func (h *hub) subscribe(id string) (<-chan struct{}, func()) {
-	ch := make(chan struct{}, 1)
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.m == nil {
-		h.m = map[string]map[chan struct{}]bool{}
-	}
-	if h.m[id] == nil {
-		h.m[id] = map[chan struct{}]bool{}
-	}
-	h.m[id][ch] = true
-	return ch, func() {
-		h.mu.Lock()
-		defer h.mu.Unlock()
-		delete(h.m[id], ch)
-		if len(h.m[id]) == 0 {
-			delete(h.m, id)
-		}
-	}
-}
-
-// notify wakes the subscribers of a sandbox.
-func (h *hub) notify(id string) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	for ch := range h.m[id] {
-		select {
-		case ch <- struct{}{}:
-		default: // it has a token already
-		}
-	}
-}
 
 // visible reports whether a sandbox lives; an error if the caller may not see what happened to it.
 func (s *Service) visible(ctx context.Context, p auth.Principal, id api.SandboxID) (alive bool, err error) {
@@ -92,8 +50,10 @@ func (s *Service) events(ctx context.Context, id api.SandboxID, q EventQuery) ([
 // pollEvents is how often a follower reads a store that other processes write to.
 const pollEvents = 2 * time.Second
 
-// FollowEvents calls yield for the events that q selects and then for each as it happens, without a gap,
-// until ctx ends, yield returns an error, or the sandbox has ended and yield saw its last event (nil).
+// FollowEvents calls yield for the events that q selects and then for each as it happens.
+//
+// It leaves no gap. It returns when ctx ends, when yield returns an error, or with nil after the last event of a
+// sandbox that has ended.
 func (s *Service) FollowEvents(
 	ctx context.Context,
 	p auth.Principal,
@@ -101,7 +61,7 @@ func (s *Service) FollowEvents(
 	q EventQuery,
 	yield func(Event) error,
 ) (err error) {
-	changed, unsubscribe := s.changes.subscribe(string(id))
+	changed, unsubscribe := s.changes.Subscribe(string(id))
 	defer unsubscribe()
 	var poll <-chan time.Time
 	if s.db.Shared() {

@@ -147,7 +147,7 @@ func (w *fixture) create(p auth.Principal, req api.CreateRequest) api.Sandbox {
 	return s
 }
 
-// exec runs a shell command and answers its output.
+// exec runs a shell command and returns its output.
 func (w *fixture) exec(p auth.Principal, id api.SandboxID, cmd string) string {
 	w.t.Helper()
 	ctx, cancel := context.WithTimeout(w.t.Context(), 30*time.Second)

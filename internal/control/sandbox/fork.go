@@ -274,7 +274,7 @@ func (s *Service) Promote(
 	if err != nil {
 		return api.Promotion{}, err
 	}
-	s.changes.notify(string(r.ID))
+	s.changes.Notify(string(r.ID))
 	return out, nil
 }
 

@@ -40,9 +40,10 @@ func (s *Service) acquireReady(
 	return r, op, release, nil
 }
 
-// OpenForIngress is Guest for a caller who holds no key but something that this installation issued, such as
-// the host name of a port. admit is called before anything happens, with the principal to act for and the
-// sandbox; its error, an *api.Error, refuses the caller. The sandbox comes with the guest. not_found for a sandbox that does not live.
+// OpenForIngress is Guest for a caller without a key, such as one who knows the host name of a port.
+//
+// admit is called before anything happens, with the principal to act for and the sandbox; its error, an *api.Error,
+// refuses the caller. The sandbox is returned with the guest. not_found for a sandbox that does not live.
 func (s *Service) OpenForIngress(
 	ctx context.Context,
 	id api.SandboxID,
@@ -67,10 +68,12 @@ func (s *Service) OpenForIngress(
 	return g, s.view(&r), nil
 }
 
-// Guest returns access to the inside of a sandbox. A hibernated sandbox is woken first, an operation under way is
-// waited for, a paused or failed sandbox is wrong_state. What is done through the guest counts as use; open
-// processes, readers, watchers and connections keep the sandbox from being idle until they are closed. Errors of the
-// guest are guestapi's, to be compared with its sentinels; after guestapi.ErrLost call Guest again.
+// Guest returns access to the inside of a sandbox.
+//
+// A hibernated sandbox is woken first, an operation under way is waited for, a paused or failed sandbox is wrong_state.
+// What is done through the guest counts as use; open processes, readers, watchers and connections keep the sandbox
+// from being idle until they are closed. Errors of the guest are guestapi's, to be compared with its sentinels; after
+// guestapi.ErrLost call Guest again.
 func (s *Service) Guest(ctx context.Context, p auth.Principal, id api.SandboxID) (_ guestapi.Guest, err error) {
 	g, _, err := s.guestAndRecord(ctx, p, id)
 	return g, err

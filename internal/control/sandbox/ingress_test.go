@@ -7,7 +7,7 @@ import (
 	"github.com/pandastack/pandastack/internal/control/auth"
 )
 
-// Whoever has the name of a sandbox alone is let in by what is seen of it, and nothing happens to it before.
+// A caller who has only the id of a sandbox is admitted by what the sandbox allows, before anything happens to it.
 func TestOpenForIngress(t *testing.T) {
 	w := newFixture(t)
 	s := w.create(alice, api.CreateRequest{Persistent: true})

@@ -49,10 +49,13 @@ var calls = []call{
 		_, err := w.Lifecycle(ctx, who, id)
 		return err
 	}},
-	{"SetLifecycle", func(w *fixture, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
-		_, err := w.SetLifecycle(ctx, who, id, api.LifecyclePatch{TTLSeconds: p(int64(1))})
-		return err
-	}},
+	{
+		"SetLifecycle",
+		func(w *fixture, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
+			_, err := w.SetLifecycle(ctx, who, id, api.LifecyclePatch{TTLSeconds: p(int64(1))})
+			return err
+		},
+	},
 	{"Network", func(w *fixture, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
 		_, err := w.Network(ctx, who, id)
 		return err
@@ -61,10 +64,13 @@ var calls = []call{
 		_, err := w.SetNetwork(ctx, who, id, api.Network{DenyOthers: true})
 		return err
 	}},
-	{"TakeSnapshot", func(w *fixture, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
-		_, err := w.TakeSnapshot(ctx, who, id, api.SnapshotRequest{})
-		return err
-	}},
+	{
+		"TakeSnapshot",
+		func(w *fixture, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
+			_, err := w.TakeSnapshot(ctx, who, id, api.SnapshotRequest{})
+			return err
+		},
+	},
 	{"Snapshot", func(w *fixture, ctx context.Context, who auth.Principal, _ api.SandboxID, snap api.SnapshotID) error {
 		_, err := w.Snapshot(ctx, who, snap)
 		return err
@@ -105,10 +111,13 @@ var calls = []call{
 	{"Touch", func(w *fixture, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
 		return w.Touch(ctx, who, id)
 	}},
-	{"GuestAndSandbox", func(w *fixture, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
-		_, _, err := w.GuestAndSandbox(ctx, who, id)
-		return err
-	}},
+	{
+		"GuestAndSandbox",
+		func(w *fixture, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
+			_, _, err := w.GuestAndSandbox(ctx, who, id)
+			return err
+		},
+	},
 	{"Usage", func(w *fixture, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
 		_, err := w.Usage(ctx, who, id)
 		return err
@@ -121,17 +130,29 @@ var calls = []call{
 		_, err := w.Events(ctx, who, id, sandbox.EventQuery{})
 		return err
 	}},
-	{"FollowEvents", func(w *fixture, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
-		return w.FollowEvents(ctx, who, id, sandbox.EventQuery{}, func(sandbox.Event) error { return context.Canceled })
-	}},
+	{
+		"FollowEvents",
+		func(w *fixture, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
+			return w.FollowEvents(
+				ctx,
+				who,
+				id,
+				sandbox.EventQuery{},
+				func(sandbox.Event) error { return context.Canceled },
+			)
+		},
+	},
 	{"Ports", func(w *fixture, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
 		_, err := w.Ports(ctx, who, id)
 		return err
 	}},
-	{"DeclarePort", func(w *fixture, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
-		_, err := w.DeclarePort(ctx, who, id, api.PortRequest{Port: 99})
-		return err
-	}},
+	{
+		"DeclarePort",
+		func(w *fixture, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
+			_, err := w.DeclarePort(ctx, who, id, api.PortRequest{Port: 99})
+			return err
+		},
+	},
 	{"RemovePort", func(w *fixture, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
 		return w.RemovePort(ctx, who, id, 80)
 	}},
@@ -141,8 +162,9 @@ var calls = []call{
 	}},
 }
 
-// unowned are the methods that name nobody's sandbox or snapshot, OpenForIngress, which asks whether to admit the caller (TestOpenForIngress), and those
-// whose ids mean something in the caller's own part of the object store only; see TestPullOfAnothers.
+// unowned are the methods that take no sandbox or snapshot of an owner: those of the controllers, OpenForIngress, which
+// asks whether to admit the caller (TestOpenForIngress), and those whose ids are looked up in the caller's own part of
+// the object store; see TestPullOfAnotherWorkspacesSnapshot.
 var unowned = map[string]bool{
 	"PullSnapshot":   true,
 	"DeletePushed":   true,
@@ -168,7 +190,7 @@ func TestEveryVerbIsInTheTable(t *testing.T) {
 	}
 }
 
-// TestPullOfAnotherWorkspacesSnapshot: a snapshot that another workspace has is one that nobody pushed, and stays theirs.
+// TestPullOfAnotherWorkspacesSnapshot: for a caller, a snapshot of another workspace is one that was never pushed.
 func TestPullOfAnotherWorkspacesSnapshot(t *testing.T) {
 	w := newFixture(t)
 	s := w.create(alice, api.CreateRequest{})
@@ -186,8 +208,8 @@ func TestPullOfAnotherWorkspacesSnapshot(t *testing.T) {
 	wantCode(t, w.DeletePushed(t.Context(), auth.Principal{}, snap.ID), api.Unauthenticated, "deletion by a stranger")
 }
 
-// TestIsolation: what is another workspace's answers as what does not exist, alive or ended, and nothing
-// happens to it.
+// TestIsolation: calls for another workspace's sandbox, alive or ended, have the same result as for one that does not
+// exist, and change nothing.
 func TestIsolation(t *testing.T) { checkIsolation(t, newFixture(t)) }
 
 func checkIsolation(t *testing.T, w *fixture) {

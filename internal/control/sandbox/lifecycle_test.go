@@ -216,7 +216,8 @@ func TestList(t *testing.T) {
 	if got := ids(api.SandboxFilter{Template: "ubuntu-24.04"}); len(got) != 7 {
 		t.Errorf("by alias: %v, want 7", got)
 	}
-	for name, f := range map[string]api.SandboxFilter{"limit": {Limit: -1}, "cursor": {Cursor: "x"}, "letters": {Cursor: "!!"}, "status": {Statuses: []api.Status{"odd"}}} {
+	for name, f := range map[string]api.SandboxFilter{"limit": {Limit: -1}, "cursor": {Cursor: "x"},
+		"letters": {Cursor: "!!"}, "status": {Statuses: []api.Status{"odd"}}} {
 		_, err := w.List(ctx, alice, f)
 		wantCode(t, err, api.Invalid, name)
 	}
@@ -379,7 +380,11 @@ func TestProgramsKnowTheirSandbox(t *testing.T) {
 	s := w.create(
 		alice,
 		api.CreateRequest{Env: map[string]string{"GIVEN_ID": "a user's"}, Injected: &api.Injected{
-			Env:   map[string]string{"GIVEN": "true", "GIVEN_ID": api.SandboxIDPlaceholder, "PANDASTACK_TEMPLATE": "not this"},
+			Env: map[string]string{
+				"GIVEN":               "true",
+				"GIVEN_ID":            api.SandboxIDPlaceholder,
+				"PANDASTACK_TEMPLATE": "not this",
+			},
 			Files: map[string]string{"/run/given/id": "is " + api.SandboxIDPlaceholder},
 		}},
 	)
@@ -446,7 +451,8 @@ func TestPortsAndUsage(t *testing.T) {
 		t.Errorf("counts %v, %v", n, err)
 	}
 	long := time.Hour
-	if got, err := w.SetLifecycle(ctx, alice, s.ID, api.LifecyclePatch{TTLSeconds: p(int64(0)), Persistent: p(true), TimeoutSeconds: p(int64(long.Seconds()))}); err != nil ||
+	if got, err := w.SetLifecycle(ctx, alice, s.ID, api.LifecyclePatch{TTLSeconds: p(int64(0)),
+		Persistent: p(true), TimeoutSeconds: p(int64(long.Seconds()))}); err != nil ||
 		got.TTLSeconds != 0 ||
 		!got.Persistent ||
 		got.ExpiresAt == nil {

@@ -56,12 +56,14 @@ func TestLimits(t *testing.T) {
 	}
 }
 
-// TestLimitsAboveTheHost: limits wider than the host's are refused by the field's name, with what to do, before anything is made.
+// TestLimitsAboveTheHost: limits wider than the host's are refused before anything is made. The error names the field
+// and says what to do.
 func TestLimitsAboveTheHost(t *testing.T) {
 	w := newFixture(t)
 	w.host.SetLimits(hostapi.Limits{DiskMiB: 100, DiskOps: 100, NetworkInMbit: 50, NetworkOutMbit: 50})
 	for field, l := range map[string]api.Limits{
-		"limits.disk_mib": {DiskMiB: 101}, "limits.disk_ops": {DiskOps: 101}, "limits.network_in_mbit": {NetworkInMbit: 51},
+		"limits.disk_mib": {DiskMiB: 101}, "limits.disk_ops": {DiskOps: 101},
+		"limits.network_in_mbit":  {NetworkInMbit: 51},
 		"limits.network_out_mbit": {NetworkOutMbit: -1},
 	} {
 		_, err := w.Create(t.Context(), alice, api.CreateRequest{Template: "base", Limits: &l})

@@ -28,8 +28,9 @@ func (s *Service) Get(ctx context.Context, p auth.Principal, id api.SandboxID) (
 	return s.view(&r), nil
 }
 
-// List returns the sandboxes that f selects, newest first unless f asks for the oldest: all of them or, if f
-// has a limit, a page of at most 1000.
+// List returns the sandboxes that f selects, newest first unless f asks for the oldest.
+//
+// Without a limit it returns all of them, with one a page of at most 1000.
 func (s *Service) List(ctx context.Context, p auth.Principal, f api.SandboxFilter) (_ Page, err error) {
 	defer s.finishVerb("list", time.Now(), &err)
 	if p.Workspace == "" {
@@ -96,7 +97,8 @@ func pageOf(limit int, text string, created *int64, id *string) (int, error) {
 	if text == "" {
 		return limit, nil
 	}
-	bad := api.Errorf(api.Invalid, "cursor: it was not issued by this server: start without a cursor").With("field", "cursor")
+	bad := api.Errorf(api.Invalid, "cursor: it was not issued by this server: start without a cursor").
+		With("field", "cursor")
 	data, err := base64.RawURLEncoding.DecodeString(text)
 	if err != nil {
 		return 0, bad
@@ -134,6 +136,7 @@ func (s *Service) Capacity(ctx context.Context) (_ api.Capacity, err error) {
 		return api.Capacity{}, hostError(err, "ask the capacity of", "the host")
 	}
 	return api.Capacity{Driver: c.Driver, DriverVersion: c.Version, Accelerator: c.Accelerator, Isolation: c.Isolation,
-		CPUs: c.VCPUs, MemoryMB: c.MemoryMiB, MemoryFreeMB: c.MemoryFreeMiB, DiskMB: c.DiskMiB, DiskFreeMB: c.DiskFreeMiB,
-		Sandboxes: c.Machines, Running: c.Running}, nil
+		CPUs: c.VCPUs, MemoryMB: c.MemoryMiB, MemoryFreeMB: c.MemoryFreeMiB, DiskMB: c.DiskMiB,
+		DiskFreeMB: c.DiskFreeMiB,
+		Sandboxes:  c.Machines, Running: c.Running}, nil
 }

@@ -123,11 +123,15 @@ func TestNetworkComesBack(t *testing.T) {
 func TestNetworkEntries(t *testing.T) {
 	long := strings.Repeat("a", 63)
 	for _, e := range []string{
-		"example.com", "EXAMPLE.com.", "*.example.com", "a_b.example", "localhost", "*.com", long + ".com", "xn--bcher-kva.example",
+		"example.com", "EXAMPLE.com.", "*.example.com", "a_b.example", "localhost", "*.com", long + ".com",
+		"xn--bcher-kva.example",
 		"192.0.2.1", "192.0.2.0/24", "192.0.2.1/24", "0.0.0.0/0", "_dmarc.example.com", "1a.2b",
-		"", "*", "*.", ".", "a..b", ".example.com", "-a.example", "a-.example", "*.*.example", "a.*.example", long + "a.com",
-		"bücher.example", "https://a.example", "a.example:443", "a.example/x", "1.2.3", "1.2.3.4.5", "192.0.2.256", "192.0.2.0/33",
-		"::1", "2001:db8::/32", "::ffff:192.0.2.1", " a.example", "a b", "a.example\n", strings.Repeat("a.", 130) + "com", "a.b.", "a..",
+		"", "*", "*.", ".", "a..b", ".example.com", "-a.example", "a-.example", "*.*.example", "a.*.example",
+		long + "a.com",
+		"bücher.example", "https://a.example", "a.example:443", "a.example/x", "1.2.3", "1.2.3.4.5",
+		"192.0.2.256", "192.0.2.0/33",
+		"::1", "2001:db8::/32", "::ffff:192.0.2.1", " a.example", "a b", "a.example\n", strings.Repeat("a.",
+			130) + "com", "a.b.", "a..",
 	} {
 		n := api.Network{DenyOut: []string{e}}
 		_, host := egress.Compile(egress.Policy{Deny: n.DenyOut})

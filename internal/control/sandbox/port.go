@@ -103,7 +103,12 @@ func (s *Service) viewPorts(ctx context.Context, r *record) ([]api.Port, error) 
 	}
 	all := map[int]api.Port{}
 	for _, row := range rows {
-		all[row.Port] = api.Port{Port: row.Port, Label: row.Label, Source: api.PortUser, ProxyURL: proxyURL(r.ID, row.Port)}
+		all[row.Port] = api.Port{
+			Port:     row.Port,
+			Label:    row.Label,
+			Source:   api.PortUser,
+			ProxyURL: proxyURL(r.ID, row.Port),
+		}
 	}
 	for _, found := range s.listening(ctx, r) {
 		n := int(found.Port)

@@ -11,7 +11,8 @@ import (
 func TestOnPostgres(t *testing.T) {
 	address := storetest.Postgres(t)
 	for name, check := range map[string]func(*testing.T, *fixture){
-		"life": checkLifecycle, "forks": checkForks, "snapshots": checkSnapshots, "idempotency": checkIdempotency, "storm": checkStorm,
+		"life": checkLifecycle, "forks": checkForks, "snapshots": checkSnapshots, "idempotency": checkIdempotency,
+		"storm":  checkStorm,
 		"follow": checkFollowEvents, "isolation": checkIsolation,
 	} {
 		t.Run(name, func(t *testing.T) { check(t, newFixtureOn(t, address(t))) })

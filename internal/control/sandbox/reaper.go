@@ -75,7 +75,8 @@ func (s *Service) reap(ctx context.Context, id api.SandboxID) error {
 	if !r.Ends.IsZero() && !r.Ends.After(at) {
 		if r.OnEnd.KeepsSandbox() && (r.State == api.Running || r.State == api.Paused) {
 			r.Ends = time.Time{}
-			if r.OnEnd == api.TimeoutStop && r.State == api.Running { // a paused one cannot write back what it has cached
+			if r.OnEnd == api.TimeoutStop &&
+				r.State == api.Running { // a paused guest cannot write back its caches
 				return s.runTransition(ctx, &r, stop)
 			}
 			return s.runTransition(ctx, &r, hibernate)

@@ -113,7 +113,8 @@ func TestFixedEnd(t *testing.T) {
 	withFakeClock(t, func(t *testing.T, w *fixture) {
 		s := w.create(alice, api.CreateRequest{Persistent: true, TimeoutSeconds: 100})
 		advance(90 * time.Second)
-		if _, err := w.SetLifecycle(t.Context(), alice, s.ID, api.LifecyclePatch{TimeoutSeconds: p(int64(100))}); err != nil {
+		if _, err := w.SetLifecycle(t.Context(), alice, s.ID,
+			api.LifecyclePatch{TimeoutSeconds: p(int64(100))}); err != nil {
 			t.Fatal(err)
 		}
 		advance(90 * time.Second)
@@ -144,7 +145,8 @@ func TestFixedEndHibernates(t *testing.T) {
 		w.exec(alice, s.ID, "true")
 		advance(10 * time.Minute)
 		w.clean(s.ID)
-		if _, err := w.SetLifecycle(t.Context(), alice, s.ID, api.LifecyclePatch{TimeoutSeconds: p(int64(10)), OnTimeout: p(api.TimeoutDelete)}); err != nil {
+		if _, err := w.SetLifecycle(t.Context(), alice, s.ID, api.LifecyclePatch{TimeoutSeconds: p(int64(10)),
+			OnTimeout: p(api.TimeoutDelete)}); err != nil {
 			t.Fatal(err)
 		}
 		advance(12 * time.Second)
@@ -196,7 +198,7 @@ func TestRestartDoesNotCountAsIdleTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newFixture(t)
 		s := w.create(alice, api.CreateRequest{})
-		advance(24 * time.Hour) // nobody runs the service
+		advance(24 * time.Hour) // the service does not run
 		w.restart()
 		w.run()
 		advance(200 * time.Second)

@@ -72,9 +72,10 @@ func (c *reconciler) Run(ctx context.Context) error {
 	}
 }
 
-// Reconcile compares store and host once: a sandbox whose machine does not exist gets its tombstone,
-// operations of processes that have ended are finished or undone, states follow the host, and machines and
-// snapshots of sandboxes without a record are removed. Run does so all the time.
+// Reconcile compares store and host once. Run does so all the time.
+//
+// A sandbox whose machine does not exist gets its tombstone, operations of processes that have ended are finished or
+// undone, states follow the host, and machines and snapshots of sandboxes without a record are removed.
 func (s *Service) Reconcile(ctx context.Context) error { return s.newReconciler().once(ctx) }
 
 func (c *reconciler) once(ctx context.Context) error {

@@ -64,7 +64,8 @@ func now() time.Time { return store.Time(store.Micros(time.Now())) }
 // machineID returns the id of the sandbox's machine on its host.
 func (r *record) machineID() hostapi.MachineID { return hostapi.MachineID(r.ID) }
 
-// newRecord reads a row. A hint that cannot be read is left out; a network policy that cannot be read denies everything.
+// newRecord reads a row. A hint that cannot be read is left out; a network policy that cannot be read denies
+// everything.
 func newRecord(row *store.Sandbox) record {
 	r := record{
 		ID: api.SandboxID(row.ID), Workspace: api.Workspace(row.Workspace), State: api.Status(row.State),

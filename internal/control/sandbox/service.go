@@ -16,6 +16,7 @@ import (
 	"github.com/pandastack/pandastack/internal/control/guestdial"
 	"github.com/pandastack/pandastack/internal/control/sandbox/activity"
 	"github.com/pandastack/pandastack/internal/control/sandbox/keylock"
+	"github.com/pandastack/pandastack/internal/control/sandbox/notify"
 	"github.com/pandastack/pandastack/internal/control/store"
 	"github.com/pandastack/pandastack/internal/lib/config"
 )
@@ -81,7 +82,7 @@ type Service struct {
 
 	locks    keylock.Locks
 	activity activity.Tracker
-	changes  hub
+	changes  notify.Hub // of events, by sandbox
 
 	capacityMu sync.Mutex
 	capacity   hostapi.Capacity
@@ -249,7 +250,7 @@ func (s *Service) setState(ctx context.Context, op string, r *record, to api.Sta
 		}
 		return err
 	}
-	s.changes.notify(string(r.ID))
+	s.changes.Notify(string(r.ID))
 	return nil
 }
 

@@ -63,7 +63,7 @@ func (s *Service) TakeSnapshot(
 	if err != nil {
 		return api.Snapshot{}, s.abortSnapshot(ctx, &snap, err)
 	}
-	s.changes.notify(string(r.ID))
+	s.changes.Notify(string(r.ID))
 	out := viewSnapshot(&snap)
 	if m, err := s.host.Get(finish, r.machineID()); err == nil { // without it, only the pause is not known
 		out.PauseMS = milliseconds(m.Pause)
@@ -178,8 +178,9 @@ func (s *Service) Snapshot(ctx context.Context, p auth.Principal, id api.Snapsho
 	return viewSnapshot(&snap), nil
 }
 
-// Snapshots returns the workspace's snapshots, newest first: all that f selects or, if f has a limit, a page
-// of at most 1000.
+// Snapshots returns the workspace's snapshots that f selects, newest first.
+//
+// Without a limit it returns all of them, with one a page of at most 1000.
 func (s *Service) Snapshots(ctx context.Context, p auth.Principal, f api.SnapshotFilter) (_ SnapshotPage, err error) {
 	defer s.finishVerb("list snapshots", time.Now(), &err)
 	if p.Workspace == "" {

@@ -105,7 +105,10 @@ func TestSlowSandboxDelaysNoOthersEvents(t *testing.T) {
 		w.host.Emit(hostapi.Event{Time: time.Now(), Machine: hostapi.MachineID(slow.ID), Type: "adopted"})
 	}
 	w.host.Kill(hostapi.MachineID(other.ID), "killed by the test")
-	w.until("the death of the other sandbox is noticed", func() bool { return w.status(alice, other.ID) == api.Deleted })
+	w.until(
+		"the death of the other sandbox is noticed",
+		func() bool { return w.status(alice, other.ID) == api.Deleted },
+	)
 	open()
 	if err := <-done; err != nil {
 		t.Errorf("Hibernate: %v", err)

@@ -30,7 +30,7 @@ type observed interface {
 	console(ctx context.Context, r *record) string
 }
 
-// useRecorder writes when sandboxes were used last, and what their machines use, print and run, so that it is known of a
+// useRecorder writes when sandboxes were used last, and what their machines use, print and run. So it is known of a
 // sandbox whose machine, host or control plane ends without notice.
 type useRecorder struct {
 	sandboxes observed

@@ -72,8 +72,8 @@ func TestLastSeenSurvivesARestart(t *testing.T) {
 	}
 }
 
-// TestTombstoneIsComplete: the answer to whoever asks for a sandbox that ended says how its processes ended and what
-// it took, and does not say it to others.
+// TestTombstoneIsComplete: the error for a sandbox that ended says how its processes ended and what it used, and
+// says so only to its workspace.
 func TestTombstoneIsComplete(t *testing.T) {
 	w := newFixture(t)
 	s := w.create(alice, api.CreateRequest{})

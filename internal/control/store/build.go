@@ -68,8 +68,9 @@ func (t *Tx) Build(ctx context.Context, id string) (Build, error) {
 	return b, notFound(err, "build", id)
 }
 
-// UpdateBuild writes the named columns, all without names, of a row that is in one of the states was;
-// ErrNotFound if it is not.
+// UpdateBuild writes the named columns of a row, or all if none are named.
+//
+// The row must be in one of the states was; ErrNotFound if it is not.
 func (t *Tx) UpdateBuild(ctx context.Context, b *Build, was []string, columns ...string) error {
 	q := t.db.NewUpdate().Model(b).WherePK().Where("state IN (?)", bun.List(was))
 	if len(columns) > 0 {
@@ -112,7 +113,7 @@ func (t *Tx) Builds(ctx context.Context, q BuildQuery) ([]Build, error) {
 	return rows, s.Scan(ctx)
 }
 
-// DeleteBuild removes a row with its log. What is not there is fine.
+// DeleteBuild removes a row with its log. A missing row is no error.
 func (t *Tx) DeleteBuild(ctx context.Context, id string) error {
 	if _, err := t.db.NewDelete().Model((*BuildLine)(nil)).Where("build = ?", id).Exec(ctx); err != nil {
 		return err
@@ -121,7 +122,7 @@ func (t *Tx) DeleteBuild(ctx context.Context, id string) error {
 	return err
 }
 
-// AppendBuildLines adds lines, whose numbers the caller gives.
+// AppendBuildLines adds lines. The caller sets their numbers.
 func (t *Tx) AppendBuildLines(ctx context.Context, lines []BuildLine) error {
 	if len(lines) == 0 {
 		return nil
@@ -138,7 +139,7 @@ func (t *Tx) BuildLines(ctx context.Context, build string, after int64, limit in
 	return rows, err
 }
 
-// LastBuildLine gives the number of a build's last line, 0 without any.
+// LastBuildLine returns the number of a build's last line, 0 if it has none.
 func (t *Tx) LastBuildLine(ctx context.Context, build string) (int64, error) {
 	var last int64
 	err := t.db.NewSelect().
@@ -149,14 +150,15 @@ func (t *Tx) LastBuildLine(ctx context.Context, build string) (int64, error) {
 	return last, err
 }
 
-// InsertLayer adds a row; ErrExists when there is a layer of that name.
+// InsertLayer adds a row; ErrExists if a layer of that name exists.
 func (t *Tx) InsertLayer(ctx context.Context, l *Layer) error {
 	_, err := t.db.NewInsert().Model(l).Exec(ctx)
 	return exists(err, "layer", l.Name)
 }
 
-// Layers reads the layers of a workspace with one of the names; all of a workspace without names, all of
-// every workspace for "". The least used lately come first.
+// Layers reads the layers of a workspace, those used longest ago first.
+//
+// With names it reads only layers with one of them; with workspace "", those of all workspaces.
 func (t *Tx) Layers(ctx context.Context, workspace string, names ...string) ([]Layer, error) {
 	var rows []Layer
 	q := t.db.NewSelect().Model(&rows).OrderBy("used", bun.OrderAsc).OrderBy("name", bun.OrderAsc)
@@ -169,7 +171,7 @@ func (t *Tx) Layers(ctx context.Context, workspace string, names ...string) ([]L
 	return rows, q.Scan(ctx)
 }
 
-// TouchLayer notes when a layer was used last.
+// TouchLayer writes when a layer was used last.
 func (t *Tx) TouchLayer(ctx context.Context, workspace, name string, used int64) error {
 	_, err := t.db.NewUpdate().
 		Model((*Layer)(nil)).
@@ -180,7 +182,7 @@ func (t *Tx) TouchLayer(ctx context.Context, workspace, name string, used int64)
 	return err
 }
 
-// DeleteLayer removes a row. What is not there is fine.
+// DeleteLayer removes a row. A missing row is no error.
 func (t *Tx) DeleteLayer(ctx context.Context, workspace, name string) error {
 	_, err := t.db.NewDelete().Model((*Layer)(nil)).Where("workspace = ?", workspace).Where("name = ?", name).Exec(ctx)
 	return err

@@ -15,7 +15,7 @@ type Workspace struct {
 	MaxSandboxes  int    `bun:"max_sandboxes"` // 0: the configured default
 }
 
-// PutWorkspace adds a row; one that is there stays as it is.
+// PutWorkspace adds a row; an existing one stays as it is.
 func (t *Tx) PutWorkspace(ctx context.Context, w *Workspace) error {
 	_, err := t.db.NewInsert().Model(w).On("CONFLICT (id) DO NOTHING").Exec(ctx)
 	return err

@@ -6,8 +6,9 @@ import (
 	"github.com/uptrace/bun"
 )
 
-// LastSeen is what was seen last of a living sandbox, for when it can be asked no more. It lies in the row of the
-// sandbox, which no other write of that row touches, and goes with it.
+// LastSeen is what was last seen of a living sandbox, for the time when it can no longer be asked.
+//
+// It is part of the sandbox's row, no other write of the row changes it, and it is deleted with the row.
 type LastSeen struct {
 	bun.BaseModel `bun:"table:sandboxes"`
 	ID            string `bun:"id,pk"`
@@ -16,8 +17,7 @@ type LastSeen struct {
 	Usage         string `bun:"last_usage"`     // JSON, "" for none
 }
 
-// PutLastSeen writes what was seen; of console and usage what is "" stays as it is. A sandbox that is not there is passed
-// over.
+// PutLastSeen writes what was seen. An empty console or usage stays as it is; missing sandboxes are skipped.
 func (t *Tx) PutLastSeen(ctx context.Context, all []LastSeen) error {
 	for _, seen := range all {
 		q := t.db.NewUpdate().Model((*LastSeen)(nil)).Set("last_processes = ?", seen.Processes).Where("id = ?", seen.ID)
@@ -34,14 +34,14 @@ func (t *Tx) PutLastSeen(ctx context.Context, all []LastSeen) error {
 	return nil
 }
 
-// LastSeen reads what was seen of one sandbox; ErrNotFound if it does not live.
+// LastSeen reads what was last seen of one sandbox; ErrNotFound if it does not live.
 func (t *Tx) LastSeen(ctx context.Context, id string) (LastSeen, error) {
 	seen := LastSeen{ID: id}
 	err := t.db.NewSelect().Model(&seen).WherePK().Scan(ctx)
 	return seen, notFound(err, "sandbox", id)
 }
 
-// LastProcesses reads what was seen of the processes of all sandboxes that had some, and nothing else.
+// LastProcesses reads only the processes, of all sandboxes that had some.
 func (t *Tx) LastProcesses(ctx context.Context) ([]LastSeen, error) {
 	var rows []LastSeen
 	err := t.db.NewSelect().Model(&rows).Column("id", "last_processes").Where("last_processes <> ''").Scan(ctx)

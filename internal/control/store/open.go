@@ -26,11 +26,11 @@ var migrations embed.FS
 
 // Config says where the store is.
 type Config struct {
-	// DSN is the path of a SQLite file, made with mode 0600 if it is not there, or the address of a
+	// DSN is the path of a SQLite file, made with mode 0600 if it is missing, or the address of a
 	// PostgreSQL database ("postgres://...").
 	DSN string
 	// Fault is for tests: it is called with the name of each Write before it begins (committed false)
-	// and after it is on disk (true), and what it answers is what Write answers.
+	// and after it is on disk (true), and Write returns its error.
 	Fault func(op string, committed bool) error
 }
 
@@ -81,7 +81,7 @@ func connect(cfg Config) (*DB, error) {
 		return connectPostgres(cfg.DSN)
 	}
 	if cfg.DSN == "" {
-		return nil, errors.New("no place given: set the path of a file or a postgres:// address")
+		return nil, errors.New("no DSN given: set the path of a file or a postgres:// address")
 	}
 	return connectSQLite(cfg.DSN)
 }
@@ -98,7 +98,7 @@ func connectPostgres(dsn string) (*DB, error) {
 }
 
 // connectSQLite opens one connection that writes and a few that read beside it. A commit waits for the
-// disk (synchronous FULL): a lost row would make its machine nobody's.
+// disk (synchronous FULL): a lost row would leave its machine without an owner.
 func connectSQLite(path string) (*DB, error) {
 	path, err := filepath.Abs(path)
 	if err != nil {
@@ -140,10 +140,10 @@ func (d *DB) Close() error {
 	return errors.Join(d.read.Close(), d.write.Close())
 }
 
-// Shared tells whether other processes may use the store at the same time.
+// Shared reports whether other processes may use the store at the same time.
 func (d *DB) Shared() bool { return d.postgres }
 
-// ID names this store: made with it, never the same as another's.
+// ID returns the unique id of this store, which was made with it.
 func (d *DB) ID() string { return d.id }
 
 func (d *DB) migrate(ctx context.Context) error {

@@ -37,12 +37,12 @@ type Sandbox struct {
 	User       string `bun:"user_name"`
 	Workdir    string `bun:"workdir"`
 	Env        Pairs  `bun:"env"`
-	// Injected is JSON: what a face promised to programs inside; "": nothing.
+	// Injected is JSON: variables and small files for programs inside; "": none.
 	Injected    string `bun:"surroundings"`
 	Metadata    Pairs  `bun:"metadata"` // as put: changing it does not change what List filters by
 	Egress      bool   `bun:"egress"`   // whether anything may be reached
 	Network     string `bun:"network"`  // JSON: what may be reached; "": all, or nothing without Egress
-	Limits      string `bun:"limits"`   // JSON: what it may move each second; "": the host's
+	Limits      string `bun:"limits"`   // JSON: limits of its traffic; "": the host's
 	Persistent  bool   `bun:"persistent"`
 	TTLSeconds  int64  `bun:"ttl_seconds"`
 	Ends        int64  `bun:"ends"`
@@ -65,7 +65,7 @@ type label struct {
 	Value         string `bun:"value"`
 }
 
-// InsertSandbox adds a row and what it is found by; ErrExists if the id is taken.
+// InsertSandbox adds a row and its labels; ErrExists if the id is taken.
 func (t *Tx) InsertSandbox(ctx context.Context, s *Sandbox) error {
 	if _, err := t.db.NewInsert().Model(s).Exec(ctx); err != nil {
 		return exists(err, "sandbox", s.ID)
@@ -88,8 +88,9 @@ func (t *Tx) Sandbox(ctx context.Context, id string) (Sandbox, error) {
 	return s, notFound(err, "sandbox", id)
 }
 
-// UpdateSandbox writes the named columns of a row that is still in state was; ErrNotFound if there is
-// none. No columns means all.
+// UpdateSandbox writes the named columns of a row, or all if none are named.
+//
+// The row must still be in state was; ErrNotFound if it is not.
 func (t *Tx) UpdateSandbox(ctx context.Context, s *Sandbox, was string, columns ...string) error {
 	q := t.db.NewUpdate().Model(s).WherePK().Where("state = ?", was)
 	if len(columns) > 0 {
@@ -99,7 +100,7 @@ func (t *Tx) UpdateSandbox(ctx context.Context, s *Sandbox, was string, columns 
 	return changed(res, err, "sandbox", s.ID)
 }
 
-// DeleteSandbox removes a row, its labels and its ports. What is not there is fine.
+// DeleteSandbox removes a row, its labels and its ports. A missing row is no error.
 func (t *Tx) DeleteSandbox(ctx context.Context, id string) error {
 	if _, err := t.db.NewDelete().Model((*Sandbox)(nil)).Where("id = ?", id).Exec(ctx); err != nil {
 		return err
@@ -200,14 +201,15 @@ func (t *Tx) CountStates(ctx context.Context) (map[string]int, error) {
 	return counts, err
 }
 
-// LastUse is the last use of a sandbox and when the reaper looks at it, in microseconds.
+// LastUse is the last use of a sandbox and when the reaper checks it, in microseconds.
 type LastUse struct {
 	ID          string
 	Active, Due int64
 }
 
-// PutLastUses writes last uses; a sandbox that is not there is passed over, a later use is never put back by
-// an earlier one, and a Due of 0 leaves what is there.
+// PutLastUses writes last uses.
+//
+// Missing sandboxes are skipped, an earlier use does not replace a later one, and a Due of 0 changes nothing.
 func (t *Tx) PutLastUses(ctx context.Context, all []LastUse) error {
 	for _, u := range all {
 		q := t.db.NewUpdate().Model((*Sandbox)(nil)).Set("active = ?", u.Active).

@@ -56,7 +56,7 @@ func (t *Tx) UpdateSnapshot(ctx context.Context, s *Snapshot, was string) error 
 	return changed(res, err, "snapshot", s.ID)
 }
 
-// DeleteSnapshot removes a row. What is not there is fine.
+// DeleteSnapshot removes a row. A missing row is no error.
 func (t *Tx) DeleteSnapshot(ctx context.Context, id string) error {
 	_, err := t.db.NewDelete().Model((*Snapshot)(nil)).Where("id = ?", id).Exec(ctx)
 	return err

@@ -61,7 +61,8 @@ func TestNewerSchemaIsRefused(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := raw.ExecContext(t.Context(), "INSERT INTO goose_db_version (version_id, is_applied) VALUES (9999, true)"); err != nil {
+	if _, err := raw.ExecContext(t.Context(),
+		"INSERT INTO goose_db_version (version_id, is_applied) VALUES (9999, true)"); err != nil {
 		t.Fatal(err)
 	}
 	if err := raw.Close(); err != nil {
@@ -76,10 +77,13 @@ func TestNewerSchemaIsRefused(t *testing.T) {
 func TestOpenRefuses(t *testing.T) {
 	dir := t.TempDir()
 	garbage := filepath.Join(dir, "garbage.db")
-	if err := os.WriteFile(garbage, []byte("this is no database, whatever its name says, and it is long enough to be read as one"), 0o600); err != nil {
+	if err := os.WriteFile(garbage,
+		[]byte("this is no database, whatever its name says, and it is long enough to be read as one"),
+		0o600); err != nil {
 		t.Fatal(err)
 	}
-	for name, dsn := range map[string]string{"empty": "", "directory": dir, "missing": filepath.Join(dir, "no", "dir", "x.db"), "garbage": garbage} {
+	for name, dsn := range map[string]string{"empty": "", "directory": dir, "missing": filepath.Join(dir, "no",
+		"dir", "x.db"), "garbage": garbage} {
 		if db, err := store.Open(t.Context(), store.Config{DSN: dsn}); err == nil {
 			t.Errorf("%s: no error", name)
 			_ = db.Close() // the test has failed already

@@ -84,7 +84,7 @@ func (t *Tx) Templates(ctx context.Context, workspace string) ([]Template, error
 	return rows, q.Scan(ctx)
 }
 
-// DeleteTemplate removes a row with its versions and tags. What is not there is fine.
+// DeleteTemplate removes a row with its versions and tags. A missing row is no error.
 func (t *Tx) DeleteTemplate(ctx context.Context, id string) error {
 	for _, model := range []any{(*Tag)(nil), (*Version)(nil)} {
 		if _, err := t.db.NewDelete().Model(model).Where("template = ?", id).Exec(ctx); err != nil {
@@ -118,7 +118,7 @@ func (t *Tx) Versions(ctx context.Context, template string) ([]Version, error) {
 	return rows, q.Scan(ctx)
 }
 
-// DeleteVersion removes a version and the tags that mean it. What is not there is fine.
+// DeleteVersion removes a version and the tags that mean it. A missing row is no error.
 func (t *Tx) DeleteVersion(ctx context.Context, id string) error {
 	if _, err := t.db.NewDelete().Model((*Tag)(nil)).Where("version = ?", id).Exec(ctx); err != nil {
 		return err

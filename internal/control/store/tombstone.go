@@ -25,14 +25,15 @@ type Tombstone struct {
 	Usage         string `bun:"usage"`     // JSON, "" for none
 }
 
-// PutTombstone adds a row; one that is there stays as it is.
+// PutTombstone adds a row; an existing one stays as it is.
 func (t *Tx) PutTombstone(ctx context.Context, s *Tombstone) error {
 	_, err := t.db.NewInsert().Model(s).On("CONFLICT (sandbox) DO NOTHING").Exec(ctx)
 	return err
 }
 
-// AmendTombstone writes reason, message and console of a row whose reason is still was; ErrNotFound if
-// there is none.
+// AmendTombstone writes reason, message and console of a row.
+//
+// The row's reason must still be was; ErrNotFound if it is not.
 func (t *Tx) AmendTombstone(ctx context.Context, s *Tombstone, was string) error {
 	res, err := t.db.NewUpdate().
 		Model(s).
@@ -50,8 +51,9 @@ func (t *Tx) Tombstone(ctx context.Context, sandbox string) (Tombstone, error) {
 	return s, notFound(err, "tombstone", sandbox)
 }
 
-// DeleteExpired removes the tombstones of before the given time with their events, at most 500, and the
-// idempotency keys and audit entries from before theirs. It answers how many tombstones went.
+// DeleteExpired removes what is older than the given times and counts the removed tombstones.
+//
+// It removes at most 500 tombstones, with their events, and all expired idempotency keys and audit entries.
 func (t *Tx) DeleteExpired(ctx context.Context, tombstones, idempotency, audit int64) (int, error) {
 	var ids []string
 	err := t.db.NewSelect().
@@ -64,10 +66,12 @@ func (t *Tx) DeleteExpired(ctx context.Context, tombstones, idempotency, audit i
 		return 0, err
 	}
 	if len(ids) > 0 {
-		if _, err := t.db.NewDelete().Model((*Event)(nil)).Where("sandbox IN (?)", bun.List(ids)).Exec(ctx); err != nil {
+		if _, err := t.db.NewDelete().Model((*Event)(nil)).Where("sandbox IN (?)",
+			bun.List(ids)).Exec(ctx); err != nil {
 			return 0, err
 		}
-		if _, err := t.db.NewDelete().Model((*Tombstone)(nil)).Where("sandbox IN (?)", bun.List(ids)).Exec(ctx); err != nil {
+		if _, err := t.db.NewDelete().Model((*Tombstone)(nil)).Where("sandbox IN (?)",
+			bun.List(ids)).Exec(ctx); err != nil {
 			return 0, err
 		}
 	}

@@ -15,14 +15,15 @@ import (
 	"modernc.org/sqlite"
 )
 
-// Tx is what rows are read and written through.
+// Tx reads and writes rows.
 type Tx struct {
 	db       bun.IDB
 	postgres bool
 }
 
-// Write runs f in one transaction: all of it happens, or nothing when f or the commit answers an error.
-// op names it for the tests that fail it. Preconditions: f uses only tx, and keeps nothing of it.
+// Write runs f in one transaction, which has no effect if f or the commit returns an error.
+//
+// op names it for the tests that fail it. f must use only tx, and must not keep it.
 func (d *DB) Write(ctx context.Context, op string, f func(ctx context.Context, tx *Tx) error) error {
 	if d.fault != nil {
 		if err := d.fault(op, false); err != nil {
@@ -41,7 +42,7 @@ func (d *DB) Write(ctx context.Context, op string, f func(ctx context.Context, t
 	return nil
 }
 
-// Read gives access for reading. Statements of it may see different moments.
+// Read returns a Tx for reading. Its statements may see different states of the store.
 func (d *DB) Read() *Tx { return &Tx{db: d.read, postgres: d.postgres} }
 
 // identify reads or makes the name of the store.
@@ -65,14 +66,14 @@ type setting struct {
 	Value         string `bun:"value"`
 }
 
-// Setting answers a value by name; ErrNotFound if it was never put.
+// Setting reads a value by name; ErrNotFound if it was never put.
 func (t *Tx) Setting(ctx context.Context, name string) (string, error) {
 	row := setting{Name: name}
 	err := t.db.NewSelect().Model(&row).WherePK().Scan(ctx)
 	return row.Value, notFound(err, "setting", name)
 }
 
-// PutSetting puts a value under a name.
+// PutSetting writes a value under a name.
 func (t *Tx) PutSetting(ctx context.Context, name, value string) error {
 	_, err := t.db.NewInsert().Model(&setting{Name: name, Value: value}).
 		On("CONFLICT (name) DO UPDATE").Set("value = EXCLUDED.value").Exec(ctx)
@@ -113,7 +114,7 @@ func text(src any) (string, error) {
 	return "", fmt.Errorf("text expected, not %T", src)
 }
 
-// notFound turns the library's answer for no row into ErrNotFound.
+// notFound turns the library's error for no row into ErrNotFound.
 func notFound(err error, kind, key string) error {
 	if errors.Is(err, sql.ErrNoRows) {
 		return fmt.Errorf("%s %s: %w", kind, key, ErrNotFound)
@@ -128,7 +129,7 @@ const (
 	uniquePostgres      = "23505"
 )
 
-// exists turns the engines' answers for a taken key into ErrExists.
+// exists turns the engines' errors for a taken key into ErrExists.
 func exists(err error, kind, key string) error {
 	if e, ok := errors.AsType[*sqlite.Error](err); ok &&
 		(e.Code() == uniqueSQLitePrimary || e.Code() == uniqueSQLiteIndex) {
@@ -140,7 +141,7 @@ func exists(err error, kind, key string) error {
 	return err
 }
 
-// changed answers ErrNotFound when a statement touched no row.
+// changed returns ErrNotFound if a statement changed no row.
 func changed(res sql.Result, err error, kind, key string) error {
 	if err != nil {
 		return err

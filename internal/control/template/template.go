@@ -1,16 +1,15 @@
-// Package template is what users see of templates: their list, their other names, their versions and tags,
-// and the start of a bake.
+// Package template implements what users do with templates: lists, aliases, versions, tags, and bakes.
 //
-// There are two kinds. Recipes are the hosts' own: everyone may use them, nobody may delete them, and a name
-// that a recipe has means the recipe. Built templates have a row here, a version for every build that made
-// one, and tags that mean versions; each version is a published template of the host, named by its build.
-// A built template belongs to a workspace and may be everyone's. Whoever may not use one gets the answer
-// that there is none.
+// There are two kinds. Recipes belong to the host: all workspaces may use them, none may delete them, and a
+// name that a recipe has means the recipe. Templates of users have a row in the store, a version for every
+// successful build, and tags that name versions; each version is a published template of the host, named after its
+// build. They belong to a workspace and may be shared with all. For a caller who may not use a template, it does not
+// exist.
 //
-// Hosts own what is baked; this package asks them, and keeps their answer for a moment, since every create
-// looks its template up. A version's row is written after the host has it and removed before the host is
-// told to delete it, so a row always means something; what a crash leaves on the host without a row is
-// removed by whoever builds. All methods may be called at once; errors are *api.Error.
+// Hosts own what is baked. This package asks them and caches the result for a moment, since every create looks up
+// its template. The row of a version is written after the host has the version, and removed before the host deletes
+// it, so that every row is valid; the collector of builds removes what a crash leaves on the host. All methods may
+// be called concurrently; errors are *api.Error.
 package template
 
 import (
@@ -28,14 +27,14 @@ import (
 	"github.com/pandastack/pandastack/internal/control/store"
 )
 
-// Host is what this package needs of a host; hostapi.Host has it.
+// Host is what this package needs of a host. hostapi.Host has it.
 type Host interface {
 	Templates(ctx context.Context) ([]hostapi.Template, error)
 	StartBake(ctx context.Context, name hostapi.TemplateName, force bool) error
 	DeleteTemplate(ctx context.Context, name hostapi.TemplateName) error
 }
 
-// BuiltinAliases are the other names that published clients ask for by default.
+// BuiltinAliases returns the aliases that published clients ask for by default.
 func BuiltinAliases() map[string]string {
 	return map[string]string{
 		"ubuntu-24.04":        "base",
@@ -47,10 +46,10 @@ func BuiltinAliases() map[string]string {
 	}
 }
 
-// cacheTTL is how long a host's answer is good for a create.
+// cacheTTL is how long a create may use a list of the host.
 const cacheTTL = 2 * time.Second
 
-// Service answers questions about templates.
+// Service implements the verbs on templates.
 type Service struct {
 	host    Host
 	db      *store.DB
@@ -59,10 +58,10 @@ type Service struct {
 	mu        sync.Mutex
 	cache     []hostapi.Template
 	at        time.Time
-	published map[string]hostapi.Template // what was built, as the host told last
+	published map[string]hostapi.Template // published ones, as the host listed them last
 }
 
-// New makes a service. aliases are other names beside those in the store; a name that the host has wins
+// New returns a service. aliases are used in addition to those in the store; a name that the host has wins
 // over both.
 func New(host Host, db *store.DB, aliases map[string]string) (*Service, error) {
 	if host == nil || db == nil {
@@ -71,7 +70,7 @@ func New(host Host, db *store.DB, aliases map[string]string) (*Service, error) {
 	return &Service{host: host, db: db, aliases: maps.Clone(aliases)}, nil
 }
 
-// list gives the host's templates by name, from memory if they are fresh enough.
+// list returns the host's recipes by name; unless fresh, they may come from the cache.
 func (s *Service) list(ctx context.Context, fresh bool) ([]hostapi.Template, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -94,7 +93,7 @@ func (s *Service) list(ctx context.Context, fresh bool) ([]hostapi.Template, err
 	return all, nil
 }
 
-// find looks a template up by name or alias.
+// find looks a recipe up by name or alias.
 func (s *Service) find(ctx context.Context, name string, fresh bool) (hostapi.Template, error) {
 	all, err := s.list(ctx, fresh)
 	if err != nil {
@@ -118,7 +117,7 @@ func (s *Service) find(ctx context.Context, name string, fresh bool) (hostapi.Te
 	if t, ok := at(aliases[name]); ok {
 		return t, nil
 	}
-	if !fresh { // it may have come a moment ago
+	if !fresh { // it may be new
 		return s.find(ctx, name, true)
 	}
 	names := make([]string, 0, len(all))
@@ -144,7 +143,7 @@ func mergeAliases(configured map[string]string, rows []store.Alias) map[string]s
 	return out
 }
 
-// truncate keeps a caller's text short in a message.
+// truncate shortens a caller's text for a message.
 func truncate(name string) string {
 	if len(name) > 64 {
 		return name[:64] + "..."
@@ -152,12 +151,12 @@ func truncate(name string) string {
 	return name
 }
 
-// Resolve answers a template by name, alias or id, for a create. A name may have a tag behind a colon.
+// Resolve returns a template by name, alias or id, for a create. A name may have a tag after a colon.
 func (s *Service) Resolve(ctx context.Context, p auth.Principal, name string) (api.Template, error) {
 	return s.get(ctx, p, name, false)
 }
 
-// get finds a recipe, else a built template, else what an alias means.
+// get finds a user's template, a recipe, or what an alias means, in this order.
 func (s *Service) get(ctx context.Context, p auth.Principal, name string, fresh bool) (api.Template, error) {
 	built, found, err := s.userTemplate(ctx, p, name)
 	if err != nil || found {
@@ -165,7 +164,7 @@ func (s *Service) get(ctx context.Context, p auth.Principal, name string, fresh 
 	}
 	plain, tag := api.SplitTemplate(name)
 	t, err := s.find(ctx, plain, fresh)
-	if err == nil && tag != "" && string(t.Name) != plain { // an alias with a tag is an image somewhere
+	if err == nil && tag != "" && string(t.Name) != plain { // an alias with a tag is the name of an image elsewhere
 		err = api.Errorf(api.NotFound, "template %q not found", truncate(name))
 	}
 	if err != nil {
@@ -174,7 +173,7 @@ func (s *Service) get(ctx context.Context, p auth.Principal, name string, fresh 
 	return view(t), nil
 }
 
-// List answers all templates that the caller may use, by name.
+// List returns all templates that the caller may use, by name.
 func (s *Service) List(ctx context.Context, p auth.Principal) ([]api.Template, error) {
 	all, err := s.list(ctx, true)
 	if err != nil {
@@ -199,11 +198,11 @@ func (s *Service) List(ctx context.Context, p auth.Principal) ([]api.Template, e
 	return out, nil
 }
 
-// Get answers a template by name, alias or id, with its versions. A name may have a tag behind a colon.
+// Get returns a template by name, alias or id, with its versions. A name may have a tag after a colon.
 func (s *Service) Get(ctx context.Context, p auth.Principal, name string) (api.Template, error) {
 	t, err := s.get(ctx, p, name, true)
 	if err == nil && t.ID != "" {
-		if _, err := s.list(ctx, true); err == nil { // else the sizes are those of its build
+		if _, err := s.list(ctx, true); err == nil { // otherwise the sizes are those of its build
 			s.fillSizes(&t)
 		}
 		t.Versions, err = s.Versions(ctx, p, string(t.ID))
@@ -211,8 +210,9 @@ func (s *Service) Get(ctx context.Context, p auth.Principal, name string) (api.T
 	return t, err
 }
 
-// Bake begins to bake a template, or joins a bake under way, and answers the template with its progress.
-// Only an admin may force a new bake of one that is baked.
+// Bake starts a bake of a template, or joins one under way. The result has the progress.
+//
+// Only an admin may force a new bake of a template that is baked.
 func (s *Service) Bake(ctx context.Context, p auth.Principal, name string, req api.BakeRequest) (api.Template, error) {
 	t, err := s.find(ctx, name, true)
 	if err != nil {
@@ -238,7 +238,8 @@ func bakeError(err error, name string) error {
 		return api.Wrap(
 			api.NoSpace,
 			err,
-			"bake "+name+": there is not enough disk space on the host: delete snapshots or sandboxes, or give the data directory more room",
+			"bake "+name+": there is not enough disk space on the host: "+
+				"delete snapshots or sandboxes, or enlarge the data directory",
 		)
 	case errors.Is(err, hostapi.ErrInUse), errors.Is(err, hostapi.ErrExists):
 		return api.Wrap(api.Conflict, err, "bake "+name+": "+err.Error())
@@ -248,13 +249,14 @@ func bakeError(err error, name string) error {
 	return api.AsError(err)
 }
 
-// SetAlias lets another name mean a template; only an admin may.
+// SetAlias makes a name an alias of a template. Only an admin may do so.
 func (s *Service) SetAlias(ctx context.Context, p auth.Principal, name, template string) error {
 	if !p.Admin {
 		return api.Errorf(api.Forbidden, "only an admin key may change names of templates")
 	}
 	if !api.ValidTemplateName(name) {
-		return api.Errorf(api.Invalid, "name: %q is not a template name: use 1 to 64 of a-z A-Z 0-9 . _ -", truncate(name)).
+		return api.Errorf(api.Invalid, "name: %q is not a template name: use 1 to 64 of a-z A-Z 0-9 . _ -",
+			truncate(name)).
 			With("field", "name")
 	}
 	t, err := s.find(ctx, template, true)
@@ -270,7 +272,7 @@ func (s *Service) SetAlias(ctx context.Context, p auth.Principal, name, template
 	return nil
 }
 
-// fillSizes puts what a built template takes on the host now, as far as the host has told.
+// fillSizes sets the current sizes of a user's template, if the host has listed it.
 func (s *Service) fillSizes(t *api.Template) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -13,10 +13,10 @@ import (
 	"github.com/pandastack/pandastack/internal/control/store"
 )
 
-// maxUntaggedVersions is how many versions of a template are kept that no tag means.
+// maxUntaggedVersions is how many versions without a tag a template keeps.
 const maxUntaggedVersions = 10
 
-// userTemplate finds a template that was built: by id, or by a name that no recipe has.
+// userTemplate finds a template of a user by id, or by a name that no recipe has.
 func (s *Service) userTemplate(ctx context.Context, p auth.Principal, ref string) (api.Template, bool, error) {
 	name, tag := api.SplitTemplate(ref)
 	row, found, err := s.row(ctx, p, name)
@@ -45,7 +45,7 @@ func (s *Service) userTemplate(ctx context.Context, p auth.Principal, ref string
 	return viewUserTemplate(row, version, tags), true, nil
 }
 
-// row finds the row of a built template that the caller may use.
+// row finds the row of a user's template that the caller may use.
 func (s *Service) row(ctx context.Context, p auth.Principal, name string) (store.Template, bool, error) {
 	if name == "" || p.Workspace == "" {
 		return store.Template{}, false, nil
@@ -71,7 +71,7 @@ func (s *Service) row(ctx context.Context, p auth.Principal, name string) (store
 	return row, err == nil, err
 }
 
-// version finds what a tag of a template means; "" is the default. No version is one without an id.
+// version finds the version that a tag names; "" is the default tag. If there is none, the version has no id.
 func (s *Service) version(ctx context.Context, row store.Template, tag string) (store.Version, []store.Tag, error) {
 	tags, err := s.db.Read().Tags(ctx, row.ID)
 	if err != nil {
@@ -114,10 +114,14 @@ func (s *Service) listUserTemplates(ctx context.Context, p auth.Principal) ([]ap
 
 func viewUserTemplate(row store.Template, v store.Version, tags []store.Tag) api.Template {
 	out := api.Template{
-		Name: row.Name, ID: api.TemplateID(row.ID), Host: v.ID, Version: api.BuildID(v.ID), SizeBytes: v.Bytes, CPU: v.VCPUs, MemoryMB: v.MemoryMiB,
-		DiskMB: v.DiskMiB, IsGlobal: row.Everyone, Workspace: api.Workspace(row.Workspace), Label: row.Name, Description: row.Description,
-		Base: v.Base, Tools: []string{}, Meta: map[string]string{}, User: v.User, Workdir: v.Workdir, Env: v.Env, Start: v.Start, Ready: v.Ready,
-		Baked: true, BakedAt: timePtr(store.Time(v.Created)), CreatedAt: timePtr(store.Time(row.Created)), Tags: []string{},
+		Name: row.Name, ID: api.TemplateID(row.ID), Host: v.ID, Version: api.BuildID(v.ID), SizeBytes: v.Bytes,
+		CPU: v.VCPUs, MemoryMB: v.MemoryMiB,
+		DiskMB: v.DiskMiB, IsGlobal: row.Everyone, Workspace: api.Workspace(row.Workspace), Label: row.Name,
+		Description: row.Description,
+		Base:        v.Base, Tools: []string{}, Meta: map[string]string{}, User: v.User, Workdir: v.Workdir, Env: v.Env,
+		Start: v.Start, Ready: v.Ready,
+		Baked: true, BakedAt: timePtr(store.Time(v.Created)), CreatedAt: timePtr(store.Time(row.Created)),
+		Tags: []string{},
 	}
 	out.Limits = limits(v.Limits)
 	for _, t := range tags {
@@ -126,7 +130,7 @@ func viewUserTemplate(row store.Template, v store.Version, tags []store.Tag) api
 	return out
 }
 
-// limits gives those that are written in a row, nil when there are none.
+// limits reads limits from a row; nil if there are none.
 func limits(text string) *api.Limits {
 	var l api.Limits
 	if text == "" || json.Unmarshal([]byte(text), &l) != nil || l.IsZero() {
@@ -135,8 +139,8 @@ func limits(text string) *api.Limits {
 	return &l
 }
 
-// ownedRow finds a built template that the caller may change: one of its workspace. What is everyone's only an
-// admin changes, and recipes nobody.
+// ownedRow finds a user's template that the caller may change: one of the caller's workspace. A template that is shared
+// with all workspaces may be changed only by an admin, a recipe not at all.
 func (s *Service) ownedRow(ctx context.Context, p auth.Principal, name string) (store.Template, error) {
 	row, found, err := s.row(ctx, p, name)
 	if err != nil {
@@ -156,15 +160,15 @@ func (s *Service) ownedRow(ctx context.Context, p auth.Principal, name string) (
 	if row.Workspace != string(p.Workspace) || row.Everyone && !p.Admin {
 		return store.Template{}, api.Errorf(
 			api.Forbidden,
-			"template %s is everyone's: only an admin key of its workspace may change it",
+			"template %s is shared with all workspaces: only an admin key of its workspace may change it",
 			row.Name,
 		)
 	}
 	return row, nil
 }
 
-// Delete removes a built template with all its versions. Sandboxes that run on it go on; their files go when
-// the last of them has ended. A template whose build is under way is not deleted.
+// Delete removes a user's template with all its versions. Sandboxes that use it continue; its files are removed after
+// the last of them has ended. A template with a build under way is a conflict.
 func (s *Service) Delete(ctx context.Context, p auth.Principal, name string) error {
 	row, err := s.ownedRow(ctx, p, name)
 	if err != nil {
@@ -195,7 +199,7 @@ func (s *Service) Delete(ctx context.Context, p auth.Principal, name string) err
 	return s.deleteFromHost(ctx, versions)
 }
 
-// deleteFromHost tells the host to delete versions whose rows are gone.
+// deleteFromHost deletes versions without rows from the host.
 func (s *Service) deleteFromHost(ctx context.Context, versions []store.Version) error {
 	var all error
 	for _, v := range versions {
@@ -208,13 +212,13 @@ func (s *Service) deleteFromHost(ctx context.Context, versions []store.Version) 
 		return api.Wrap(
 			api.Unavailable,
 			all,
-			"the template is deleted; its host could not be told now and will be later",
+			"the template is deleted; its files will be removed later, since its host cannot be reached now",
 		)
 	}
 	return nil
 }
 
-// Versions lists the versions of a built template, newest first.
+// Versions lists the versions of a user's template, newest first.
 func (s *Service) Versions(ctx context.Context, p auth.Principal, name string) ([]api.TemplateVersion, error) {
 	row, found, err := s.row(ctx, p, name)
 	if err != nil {
@@ -256,7 +260,7 @@ func (s *Service) Versions(ctx context.Context, p auth.Principal, name string) (
 	return out, nil
 }
 
-// Tag lets tags mean the version that another tag, or a version's id, means.
+// Tag makes tags name the version that another tag or a version's id names.
 func (s *Service) Tag(ctx context.Context, p auth.Principal, name string, req api.TagRequest) (api.Template, error) {
 	row, err := s.ownedRow(ctx, p, name)
 	if err != nil {
@@ -303,14 +307,15 @@ func checkTags(tags []string) error {
 
 func putTags(ctx context.Context, tx *store.Tx, v store.Version, tags []string) error {
 	for _, tag := range tags {
-		if err := tx.PutTag(ctx, &store.Tag{Template: v.Template, Tag: tag, Version: v.ID, Created: store.Micros(time.Now())}); err != nil {
+		if err := tx.PutTag(ctx, &store.Tag{Template: v.Template, Tag: tag, Version: v.ID,
+			Created: store.Micros(time.Now())}); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// Untag removes a tag. The version that it meant stays; the default tag cannot be removed.
+// Untag removes a tag. Its version stays; the default tag cannot be removed.
 func (s *Service) Untag(ctx context.Context, p auth.Principal, name, tag string) error {
 	row, err := s.ownedRow(ctx, p, name)
 	if err != nil {
@@ -319,7 +324,7 @@ func (s *Service) Untag(ctx context.Context, p auth.Principal, name, tag string)
 	if tag == api.DefaultTag {
 		return api.Errorf(
 			api.Invalid,
-			"the tag %s cannot be removed: let it mean another version, or delete the template",
+			"the tag %s cannot be removed: move it to another version, or delete the template",
 			tag,
 		)
 	}
@@ -337,9 +342,10 @@ func (s *Service) Untag(ctx context.Context, p auth.Principal, name, tag string)
 	return nil
 }
 
-// Claim answers the row of the template that a build of the caller's will make a version of, and makes it
-// if there is none. global makes it everyone's, which only an admin may. A name that a recipe has, or that is
-// another workspace's and everyone's, is a conflict.
+// Claim returns the row of the template that the caller's build makes a version of; it may make it.
+//
+// global shares it with all workspaces, which only an admin may do. A name that a recipe has, or a shared template of
+// another workspace, is a conflict.
 func (s *Service) Claim(
 	ctx context.Context,
 	p auth.Principal,
@@ -347,7 +353,8 @@ func (s *Service) Claim(
 	global bool,
 ) (row store.Template, made bool, err error) {
 	if !api.ValidTemplateName(name) || api.TemplateID(name).Valid() || api.SnapshotID(name).Valid() {
-		return row, false, api.Errorf(api.Invalid, "name: %q is not a template name: use 1 to 64 of a-z A-Z 0-9 . _ -", truncate(name)).
+		return row, false, api.Errorf(api.Invalid,
+			"name: %q is not a template name: use 1 to 64 of a-z A-Z 0-9 . _ -", truncate(name)).
 			With("field", "name")
 	}
 	if global && !p.Admin {
@@ -384,7 +391,8 @@ func (s *Service) Claim(
 		return tx.InsertTemplate(ctx, &row)
 	})
 	if errors.Is(err, store.ErrExists) {
-		return row, false, api.Errorf(api.Conflict, "%s is the name of a template of everyone's: choose another", name)
+		return row, false, api.Errorf(api.Conflict,
+			"%s is the name of a template that is shared with all workspaces: choose another", name)
 	}
 	if err != nil {
 		return row, false, api.AsError(err)
@@ -392,7 +400,7 @@ func (s *Service) Claim(
 	return row, made, nil
 }
 
-// Forget removes the row of a template that has no version: its first build was not to be.
+// Forget removes the row of a template without versions, whose first build failed.
 func (s *Service) Forget(ctx context.Context, id string) error {
 	return s.db.Write(ctx, "template forget", func(ctx context.Context, tx *store.Tx) error {
 		versions, err := tx.Versions(ctx, id)
@@ -407,9 +415,10 @@ func (s *Service) Forget(ctx context.Context, id string) error {
 	})
 }
 
-// Add makes a published template of the host a version of a template, within the transaction of the caller,
-// and lets tags mean it: the default one without any, or if there is none yet. It answers the versions that
-// are too many, whose rows are gone: the caller gives them to Drop.
+// Add makes a published template of the host a version of a template, in the caller's transaction.
+//
+// The tags then name the version; without tags, or if the template has none yet, the default tag does. Add returns the
+// surplus versions, whose rows it has removed; the caller passes them to Drop.
 func (s *Service) Add(ctx context.Context, tx *store.Tx, v store.Version, tags []string) ([]store.Version, error) {
 	known, err := tx.Tags(ctx, v.Template)
 	if err != nil {
@@ -431,7 +440,7 @@ func (s *Service) Add(ctx context.Context, tx *store.Tx, v store.Version, tags [
 	return s.pruneVersions(ctx, tx, v.Template)
 }
 
-// pruneVersions removes the rows of the oldest versions that no tag means.
+// pruneVersions removes the rows of the oldest versions without a tag.
 func (s *Service) pruneVersions(ctx context.Context, tx *store.Tx, template string) ([]store.Version, error) {
 	versions, err := tx.Versions(ctx, template)
 	if err != nil {
@@ -457,7 +466,7 @@ func (s *Service) pruneVersions(ctx context.Context, tx *store.Tx, template stri
 	return old, nil
 }
 
-// Drop tells the host to delete versions whose rows are gone.
+// Drop deletes versions without rows from the host.
 func (s *Service) Drop(ctx context.Context, versions []store.Version) error {
 	return s.deleteFromHost(ctx, versions)
 }

@@ -106,7 +106,8 @@ func TestVersionsAndTags(t *testing.T) {
 	w.wantVersion(alice, "app:next", v2)
 	w.wantVersion(alice, "app:"+v2, v2)
 	w.wantVersion(alice, "app:none", "")
-	if _, err := w.Tag(ctx, alice, "app", api.TagRequest{Target: "next", Tags: []string{"default", "stable"}}); err != nil {
+	if _, err := w.Tag(ctx, alice, "app", api.TagRequest{Target: "next", Tags: []string{"default",
+		"stable"}}); err != nil {
 		t.Fatal(err)
 	}
 	w.wantVersion(alice, "app", v2)

@@ -24,34 +24,35 @@ import (
 // snapshots is the area of users' snapshots.
 const snapshots = "snapshots"
 
-// Config is the plain part of what a Host needs.
+// Config holds the settings of a Host.
 type Config struct {
-	DataDir string // on a file system that clones files
+	DataDir string // on a file system with reflinks
 	// Machine configures the machines; Dir is set here.
 	Machine machine.Config
 	Recipes []bake.Recipe
-	// LeaveRunning makes Close leave all machines running, for the next process to take over.
+	// LeaveRunning makes Close leave all machines running, for the next process to adopt.
 	LeaveRunning bool
-	// Parallel bounds how many machines are put to sleep at once by Close; default 4.
+	// Parallel limits how many machines Close hibernates at once; default 4.
 	Parallel int
 }
 
-// Deps are the other components. All are required but ImportRoot, Objects, Log, Measure, PunchPages and Share.
+// Deps are the components that a Host works with. All but ImportRoot, Objects, Log, Measure, PunchPages and Share are
+// required.
 type Deps struct {
-	// Machine holds those that machines are made with; Store, Emit and Log are set here.
+	// Machine holds those of the machine manager; Store, Emit and Log are set here.
 	Machine machine.Deps
-	// Platform names what boots and runs guests here.
+	// Platform names the kernel, agent and monitor that boot and run guests here.
 	Platform func(ctx context.Context) (string, error)
 	// Rewrite copies a disk image into few extents.
 	Rewrite func(ctx context.Context, src, dst string) error
 	// Share and PunchPages are those of bake.Config. nil: not done.
 	Share      func(ctx context.Context, path string, known []string) (int64, error)
 	PunchPages func(ctx context.Context, path string) (int64, error)
-	// ImportRoot writes the root file system that tar holds into out, an empty file, as an image of the given
-	// size, and answers the number of files. It must touch nothing but out. What the stream is to blame for
-	// is hostapi.ErrInvalid. nil: images cannot be imported.
+	// ImportRoot writes the root file system that tar contains into out, an empty file, as an image of the given
+	// size, and returns the number of files. It must change nothing but out. An error that the stream causes is
+	// hostapi.ErrInvalid. nil: images cannot be imported.
 	ImportRoot func(ctx context.Context, tar io.Reader, out *os.File, sizeMiB int) (files int, err error)
-	// Objects is the object store that hosts share; nil: snapshots stay on this host.
+	// Objects is the shared object store; nil: snapshots stay on this host.
 	Objects *Objects
 	Measure snapshot.Measure
 	Log     *slog.Logger
@@ -67,16 +68,16 @@ type Host struct {
 	machines *machine.Manager
 	baker    *bake.Baker
 	images   images
-	remote   *remote.Repository // nil: there is no object store
+	remote   *remote.Repository // nil: no object store
 	lazy     *lazy.Manager      // nil: likewise
 }
 
 var _ hostapi.Host = (*Host)(nil)
 
-// New makes a host. It touches nothing.
+// New returns a host. It does not touch the disk.
 func New(cfg Config, deps Deps) (*Host, error) {
 	if cfg.DataDir == "" || deps.Platform == nil || deps.Rewrite == nil {
-		return nil, errors.New("hostd: data directory, platform and rewrite are required")
+		return nil, errors.New("host agent: data directory, platform and rewrite are required")
 	}
 	if cfg.Parallel == 0 {
 		cfg.Parallel = 4
@@ -87,7 +88,7 @@ func New(cfg Config, deps Deps) (*Host, error) {
 	return &Host{cfg: cfg, deps: deps}, nil
 }
 
-// Open opens the stores and takes over the machines that an earlier process left.
+// Open opens the stores and recovers the machines that an earlier process left.
 func (h *Host) Open(ctx context.Context) error {
 	if err := os.MkdirAll(h.cfg.DataDir, 0o711); err != nil {
 		return fmt.Errorf("open host: %w", err)
@@ -124,7 +125,8 @@ func (h *Host) Open(ctx context.Context) error {
 	baker, err := bake.New(bake.Config{
 		Dir: filepath.Join(h.cfg.DataDir, "bake"), Recipes: h.cfg.Recipes, Machines: machines, Store: store,
 		Platform: h.deps.Platform, Rewrite: h.deps.Rewrite, Clone: deps.Disks.Clone, Log: h.deps.Log,
-		Share: h.deps.Share, PunchPages: h.deps.PunchPages, JITWarmup: deps.Driver.Capabilities().Capture.Checkpoints, IsWarmedUp: checkpointStatus(deps.Driver),
+		Share: h.deps.Share, PunchPages: h.deps.PunchPages,
+		JITWarmup: deps.Driver.Capabilities().Capture.Checkpoints, IsWarmedUp: checkpointStatus(deps.Driver),
 	})
 	if err != nil {
 		return err
@@ -140,8 +142,8 @@ func (h *Host) Open(ctx context.Context) error {
 	return nil
 }
 
-// checkpointStatus asks a driver whether machines of a snapshot begin with what a rehearsed monitor learnt; nil: it has
-// no such machines.
+// checkpointStatus returns a function that reports whether machines of a snapshot start from a monitor checkpoint that
+// has been warmed up; nil if the driver has no such checkpoints.
 func checkpointStatus(driver vmm.Driver) func(snapshot.Snapshot) (bool, error) {
 	d, ok := driver.(vmm.CheckpointStatus)
 	if !ok {
@@ -150,7 +152,7 @@ func checkpointStatus(driver vmm.Driver) func(snapshot.Snapshot) (bool, error) {
 	return func(s snapshot.Snapshot) (bool, error) { return d.HasCheckpoint(s.Image()) }
 }
 
-// Run looks after machines and bakes until ctx ends. Bakes under way are cancelled then.
+// Run runs machines and bakes until ctx ends, which cancels bakes under way.
 func (h *Host) Run(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return h.machines.Run(ctx) })
@@ -165,9 +167,10 @@ func (h *Host) Run(ctx context.Context) error {
 // SetLeaveRunning changes Config.LeaveRunning before Close.
 func (h *Host) SetLeaveRunning(leave bool) { h.cfg.LeaveRunning = leave }
 
-// Close ends the host after Run has returned: kept machines go to sleep, others are destroyed, unless
-// Config.LeaveRunning. A kept machine that cannot be put to sleep in time is left running. Without a
-// successful Open it does nothing.
+// Close ends the host after Run has returned.
+//
+// It hibernates persistent machines and destroys the others, unless Config.LeaveRunning. A persistent machine that
+// cannot be hibernated in time is left running. Without a successful Open, Close does nothing.
 func (h *Host) Close(ctx context.Context) error {
 	if h.machines == nil {
 		return nil
@@ -183,7 +186,7 @@ func (h *Host) Close(ctx context.Context) error {
 	return err
 }
 
-// stopMachines brings all machines to rest.
+// stopMachines hibernates or destroys all machines.
 func (h *Host) stopMachines(ctx context.Context) error {
 	var g errgroup.Group
 	g.SetLimit(h.cfg.Parallel)
@@ -227,7 +230,8 @@ func (h *Host) Capacity(context.Context) (hostapi.Capacity, error) {
 		return hostapi.Capacity{}, err
 	}
 	out := hostapi.Capacity{
-		Host: h.id, Driver: can.Name, Version: can.Version, Format: can.Format, Accelerator: string(can.Accelerator), Isolation: can.Isolation,
+		Host: h.id, Driver: can.Name, Version: can.Version, Format: can.Format,
+		Accelerator: string(can.Accelerator), Isolation: can.Isolation,
 		VCPUs: runtime.NumCPU(), MemoryMiB: total, MemoryFreeMiB: free,
 		DiskMiB: int(disk >> 20), DiskFreeMiB: int(diskFree >> 20), Limits: h.cfg.Machine.Limits,
 	}

@@ -63,7 +63,8 @@ func newFixture(t *testing.T) *fixture {
 func (w *fixture) start() {
 	w.t.Helper()
 	recipe := bake.Recipe{
-		Name: "base", Aliases: []string{"other"}, VCPUs: 1, MemoryMiB: 64, DiskMiB: 1, Digest: "d1", Ready: "true", Warm: []string{"echo warm"},
+		Name: "base", Aliases: []string{"other"}, VCPUs: 1, MemoryMiB: 64, DiskMiB: 1, Digest: "d1",
+		Ready: "true", Warm: []string{"echo warm"},
 		Disks: []snapshot.DataDisk{{Name: "data", MiB: 1, Mount: "/data"}},
 		Build: func(_ context.Context, _, image string, _, _ func(string)) error {
 			return errors.Join(
@@ -126,7 +127,7 @@ func (w *fixture) create(req hostapi.Create) hostapi.Machine {
 	return mc
 }
 
-// run runs a command in a guest and answers what it wrote.
+// run runs a command in a guest and returns its output.
 func (w *fixture) run(id hostapi.MachineID, shell string) string {
 	w.t.Helper()
 	guest, err := guestdial.New(w.host).Guest(w.t.Context(), id)

@@ -19,16 +19,16 @@ import (
 	"github.com/pandastack/pandastack/internal/host/snapshot"
 )
 
-// images are the imported root file systems, as long as this process lives: what an earlier one left is of
-// builds that ended with it.
+// images are the imported root file systems of this process. What an earlier process left belonged to builds that ended
+// with it.
 type images struct {
 	dir string
 
 	mu   sync.Mutex
-	byID map[hostapi.ImageID]hostapi.Image // Created is zero while one is being made
+	byID map[hostapi.ImageID]hostapi.Image // Created is zero while the image is being made
 }
 
-// open makes the directory empty.
+// open empties the directory.
 func (im *images) open() error {
 	if err := os.RemoveAll(im.dir); err != nil {
 		return fmt.Errorf("images: %w", err)
@@ -42,7 +42,7 @@ func (im *images) open() error {
 
 func (im *images) path(id hostapi.ImageID) string { return filepath.Join(im.dir, string(id)+".ext4") }
 
-// reserve takes a name for an image in the making.
+// reserve takes the id of an image that is about to be made.
 func (im *images) reserve(req hostapi.Import) error {
 	if req.ID == "" || len(req.ID) > 64 || strings.Trim(string(req.ID), idLetters) != "" {
 		return fmt.Errorf(
@@ -66,7 +66,7 @@ func (im *images) put(image hostapi.Image) {
 	im.byID[image.ID] = image
 }
 
-// remove forgets an image and removes its file.
+// remove removes an image and its file.
 func (im *images) remove(id hostapi.ImageID) error {
 	im.mu.Lock()
 	defer im.mu.Unlock()
@@ -77,7 +77,7 @@ func (im *images) remove(id hostapi.ImageID) error {
 	return nil
 }
 
-// get answers an image that is whole.
+// get returns an image that is complete.
 func (im *images) get(id hostapi.ImageID) (hostapi.Image, error) {
 	im.mu.Lock()
 	defer im.mu.Unlock()
@@ -155,7 +155,7 @@ func (h *Host) DeleteImage(_ context.Context, id hostapi.ImageID) error {
 	return h.images.remove(id)
 }
 
-// bootImage makes a machine that boots cold from an image.
+// bootImage makes a machine that cold boots from an image.
 func (h *Host) bootImage(ctx context.Context, req hostapi.Create) (hostapi.Machine, error) {
 	if _, err := h.images.get(req.Image); err != nil {
 		return hostapi.Machine{}, err
@@ -207,7 +207,7 @@ func (h *Host) Publish(ctx context.Context, req hostapi.Publish) (hostapi.Stream
 	}), nil
 }
 
-// publishSource finds what is to be published and fills in the sizes that it has.
+// publishSource finds the source of a template and completes the request with its sizes.
 func (h *Host) publishSource(req *hostapi.Publish) (bake.Source, error) {
 	if req.Image != "" {
 		image, err := h.images.get(req.Image)
@@ -251,7 +251,7 @@ func (h *Host) DeleteTemplate(_ context.Context, name hostapi.TemplateName) erro
 	return h.baker.Delete(name)
 }
 
-// exactlyOne answers ErrInvalid unless one of its arguments is true.
+// exactlyOne returns ErrInvalid unless exactly one of its arguments is true.
 func exactlyOne(set ...bool) error {
 	n := 0
 	for _, s := range set {

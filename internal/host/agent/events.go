@@ -8,13 +8,13 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
 )
 
-// eventBuffer is how many events may wait for a follower before it is given up.
+// eventBuffer is how many events may wait for a subscriber before its stream ends.
 const eventBuffer = 1024
 
-// errSlowSubscriber ends a follower that does not keep up: it has to look at everything again.
+// errSlowSubscriber ends the stream of a subscriber that does not keep up; it has to compare everything.
 var errSlowSubscriber = errors.New("events were not taken fast enough; list the machines again")
 
-// hub tells events to all who follow. Its zero value is ready.
+// hub sends events to all subscribers. The zero value is ready for use.
 type hub struct {
 	host hostapi.HostID // set before the first event
 
@@ -22,7 +22,7 @@ type hub struct {
 	subscribers map[chan hostapi.Event]struct{}
 }
 
-// emit tells an event to all followers and waits for none.
+// emit sends an event to all subscribers and waits for none.
 func (h *hub) emit(e hostapi.Event) {
 	e.Host = h.host
 	h.mu.Lock()

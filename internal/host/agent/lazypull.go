@@ -16,11 +16,11 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm"
 )
 
-// origin is where the content of a partial snapshot comes from.
+// origin says where the content of a remote-backed snapshot comes from.
 type origin struct {
 	Tenant chunkstore.Tenant `json:"space"`
 	ID     chunkstore.ID     `json:"id"`
-	// Parent is what it was pushed as a difference to, and Root what their line begins with; "": nothing.
+	// Parent is the snapshot that it was pushed as a difference to, and Root their first ancestor; "": none.
 	Parent chunkstore.ID `json:"parent,omitempty"`
 	Root   chunkstore.ID `json:"root,omitempty"`
 }
@@ -28,12 +28,12 @@ type origin struct {
 func readOrigin(data []byte) (origin, error) {
 	var o origin
 	if err := json.Unmarshal(data, &o); err != nil {
-		return origin{}, fmt.Errorf("origin of a partial snapshot: %w", err)
+		return origin{}, fmt.Errorf("origin of a remote-backed snapshot: %w", err)
 	}
 	return o, nil
 }
 
-// openLazy makes what serves partial snapshots, if there is an object store.
+// openLazy opens the manager of remote-backed snapshots, if there is an object store.
 func (h *Host) openLazy(ctx context.Context, store *snapshot.Store) error {
 	if h.remote == nil {
 		return nil
@@ -57,7 +57,7 @@ func (h *Host) openLazy(ctx context.Context, store *snapshot.Store) error {
 	return err
 }
 
-// unpackLimit is how long somebody may wait for what makes a machine ready sooner, by a second or less.
+// unpackLimit limits the time for unpacking a monitor checkpoint, which saves a start a second or less.
 const unpackLimit = 2 * time.Second
 
 var errUnpack = errors.New("it would take longer than it saves")
@@ -81,7 +81,7 @@ func (h *Host) StreamSnapshot(
 		return hostapi.PullResult{}, err
 	}
 	grew := make(chan origin, 1)
-	begun := make(chan struct{}) // closed once all that a machine begins with is here, or does not come
+	begun := make(chan struct{}) // closed once all that a start needs is local, or will not come
 	begin := sync.OnceFunc(func() { close(begun) })
 	defer begin()
 	soon := h.lazy.LoadPrefetch(func(ctx context.Context) (lazy.Prefetch, error) {
@@ -111,7 +111,7 @@ func (h *Host) StreamSnapshot(
 			h.remote.ImportCheckpoint(brief, from, vmm.Image{Dir: dir, Manifest: from.Snapshot.Manifest})
 		},
 	})
-	if errors.Is(err, snapshot.ErrExists) { // somebody else began it meanwhile
+	if errors.Is(err, snapshot.ErrExists) { // another call began it meanwhile
 		snap, err = h.store.Get(ref)
 	}
 	if err != nil {

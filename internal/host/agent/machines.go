@@ -33,7 +33,7 @@ func (h *Host) Create(ctx context.Context, req hostapi.Create) (hostapi.Machine,
 		}
 		return h.owned(h.machines.Create(ctx, createRequest(req), ref, ""))
 	}
-	// A new generation may take the place of the one just found; once is all it can be in our time.
+	// A new bake may replace the snapshot that was just found, but hardly twice during one create.
 	for again := 0; ; again++ {
 		snap, cold, err := h.baker.Ensure(ctx, req.Template)
 		if err != nil {
@@ -104,7 +104,7 @@ func (h *Host) owned(v machine.View, err error) (hostapi.Machine, error) {
 	return machineOf(h.id, v), nil
 }
 
-// List implements hostapi.Host. Machines that bake are not in it.
+// List implements hostapi.Host. It leaves out machines of bakes.
 func (h *Host) List(context.Context) ([]hostapi.Machine, error) {
 	if err := h.recovered(); err != nil {
 		return nil, err
@@ -201,7 +201,7 @@ func (h *Host) StartBake(ctx context.Context, name hostapi.TemplateName, force b
 	return h.baker.Start(ctx, name, force)
 }
 
-// Bake bakes a template and waits for it; one that is baked is fine.
+// Bake bakes a template, unless it is baked, and waits for the end.
 func (h *Host) Bake(ctx context.Context, name hostapi.TemplateName) error {
 	_, _, err := h.baker.Ensure(ctx, name)
 	return err

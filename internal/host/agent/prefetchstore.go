@@ -14,21 +14,22 @@ import (
 	"github.com/pandastack/pandastack/internal/host/snapshot/lazy"
 )
 
-// prefetchStore keeps traces in the object store, each beside its snapshot, encrypted and signed as that is. The first
-// that is learned of any snapshot that grew from another is kept for that other, too: what grew from the same
-// begins in much the same way, and for one that was never used it is the best guess there is.
+// prefetchStore keeps prefetch traces in the object store, each beside its snapshot, encrypted and signed like it.
 //
-// With the trace of a snapshot goes the memory that it names first, page by page as it was used: what a machine needs
-// comes in one go from one place, and nothing that lies beside it comes along. Others of the line get the trace alone,
-// since their memory is another.
+// The first trace of a snapshot that derives from another is kept for that other, too: what derives from the same
+// snapshot starts in much the same way, and for one that was never used it is the best guess.
+//
+// With the trace of a snapshot it keeps the memory that the trace names first, page by page in the order of use: what a
+// machine needs comes in one read from one place, and nothing else comes with it. Ancestors get the trace alone, since
+// their memory differs.
 type prefetchStore struct{ h *Host }
 
-// prefetchManifest is what the manifest of a trace says.
+// prefetchManifest is the metadata of a stored trace.
 type prefetchManifest struct {
 	Trace []byte `json:"trace"` // encoded
 }
 
-// pagesFile is the memory that was kept with a trace.
+// pagesFile is the memory that is kept with a trace.
 const pagesFile = "pages"
 
 func traceID(id chunkstore.ID) chunkstore.ID { return "trace" + id }
@@ -44,8 +45,8 @@ func (t prefetchStore) Load(ctx context.Context, data []byte) (lazy.Prefetch, er
 	return t.loadEarly(ctx, o.Tenant, o.ID, grew, nil)
 }
 
-// loadEarly is Load of a snapshot of which nothing but its name is known yet: what it grew from is told later, and until alone
-// is closed (nil: it is) what a machine begins with comes, which its memory leaves room for.
+// loadEarly is Load for a snapshot of which only the id is known yet. Its origin arrives on grew later. Until alone is
+// closed (nil: it is), the content of a starting machine is being fetched, and the pages are read with what it leaves.
 func (t prefetchStore) loadEarly(
 	ctx context.Context,
 	space chunkstore.Tenant,
@@ -68,10 +69,14 @@ func (t prefetchStore) loadEarly(
 	}
 }
 
-// loadInherited gives the trace of the first of some snapshots that has one.
-func (t prefetchStore) loadInherited(ctx context.Context, space chunkstore.Tenant, line []chunkstore.ID) (lazy.Prefetch, error) {
+// loadInherited returns the trace of the first of some snapshots that has one.
+func (t prefetchStore) loadInherited(
+	ctx context.Context,
+	space chunkstore.Tenant,
+	line []chunkstore.ID,
+) (lazy.Prefetch, error) {
 	found := make([]lazy.Prefetch, len(line))
-	var g errgroup.Group // all at once: somebody waits
+	var g errgroup.Group // concurrently: a caller waits
 	for i, id := range line {
 		g.Go(func() error {
 			var err error
@@ -90,7 +95,7 @@ func (t prefetchStore) loadInherited(ctx context.Context, space chunkstore.Tenan
 	return lazy.Prefetch{}, nil
 }
 
-// ancestry is what a snapshot's trace is kept for, the nearest first: itself, and what it grew from.
+// ancestry lists the snapshots that a trace is kept for, nearest first: the snapshot itself and its ancestors.
 func (o origin) ancestry() []chunkstore.ID {
 	line := []chunkstore.ID{o.ID}
 	for _, id := range []chunkstore.ID{o.Parent, o.Root} {
@@ -101,7 +106,7 @@ func (o origin) ancestry() []chunkstore.ID {
 	return line
 }
 
-// load reads what is known of a snapshot; nothing without an error: nothing is.
+// load reads the trace of a snapshot. The result is empty if there is none.
 func (t prefetchStore) load(
 	ctx context.Context,
 	space chunkstore.Tenant,
@@ -152,7 +157,7 @@ func (t prefetchStore) Save(ctx context.Context, data, trace []byte, pages *os.F
 	return nil
 }
 
-// save keeps the trace of a snapshot that has none.
+// save stores the trace of a snapshot that has none.
 func (t prefetchStore) save(
 	ctx context.Context,
 	space chunkstore.Tenant,

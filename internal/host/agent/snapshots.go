@@ -14,7 +14,7 @@ import (
 // idLetters are the characters of ids of machines, snapshots and images.
 const idLetters = "abcdefghijklmnopqrstuvwxyz0123456789"
 
-// snapshotRef is where a user's snapshot is stored.
+// snapshotRef returns the place of a user's snapshot in the store.
 func snapshotRef(id hostapi.SnapshotID) (snapshot.Ref, error) {
 	if id == "" || len(id) > 64 || strings.Trim(string(id), idLetters) != "" {
 		return "", fmt.Errorf(
@@ -44,13 +44,14 @@ func (h *Host) TakeSnapshot(
 	return h.snapshotInfo(snap), nil
 }
 
-// snapshotInfo is how a snapshot is told outside.
+// snapshotInfo returns a snapshot as callers see it.
 func (h *Host) snapshotInfo(s snapshot.Snapshot) hostapi.Snapshot {
 	return hostapi.Snapshot{
 		ID: hostapi.SnapshotID(
 			s.Ref.Name(),
 		), Host: h.id, Machine: hostapi.MachineID(s.Machine), Template: hostapi.TemplateName(s.Template),
-		VCPUs: s.VCPUs, MemoryMiB: s.MemoryMiB, DiskMiB: s.DiskMiB, Bytes: s.Bytes, Created: s.Created, Labels: s.Labels,
+		VCPUs: s.VCPUs, MemoryMiB: s.MemoryMiB, DiskMiB: s.DiskMiB, Bytes: s.Bytes, Created: s.Created,
+		Labels: s.Labels,
 	}
 }
 
@@ -86,7 +87,7 @@ func (h *Host) Snapshots(context.Context) ([]hostapi.Snapshot, error) {
 	return out, nil
 }
 
-// DeleteSnapshot implements hostapi.Host. Machines that run on the snapshot go on.
+// DeleteSnapshot implements hostapi.Host. Machines that use the snapshot continue.
 func (h *Host) DeleteSnapshot(_ context.Context, id hostapi.SnapshotID) error {
 	ref, err := snapshotRef(id)
 	if err != nil {

@@ -18,13 +18,13 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm"
 )
 
-// Objects is the object store that hosts share, as Deps give it. The caller closes both after Host.Close.
+// Objects is the object store that hosts share. The caller closes both parts after Host.Close.
 type Objects struct {
 	Chunks *chunkstore.Store
 	Cache  *cache.Cache
 }
 
-// openRemote makes the depot, if there is an object store.
+// openRemote opens the remote snapshots, if there is an object store.
 func (h *Host) openRemote(store *snapshot.Store) error {
 	if h.deps.Objects == nil {
 		return nil
@@ -44,7 +44,7 @@ func (h *Host) openRemote(store *snapshot.Store) error {
 	return err
 }
 
-// isPublic tells of templates that come with the program: every workspace has them.
+// isPublic reports whether a snapshot is of a bundled template, which every workspace has.
 func (h *Host) isPublic(ref snapshot.Ref) bool {
 	for _, r := range h.cfg.Recipes {
 		if strings.HasPrefix(string(ref), string(snapshot.Join(bake.Area, string(r.Name)))+"/") {
@@ -54,7 +54,7 @@ func (h *Host) isPublic(ref snapshot.Ref) bool {
 	return false
 }
 
-// checkTransfer checks what all moves have in common.
+// checkTransfer checks what all transfers require.
 func (h *Host) checkTransfer(op, workspace string, id hostapi.SnapshotID) (snapshot.Ref, error) {
 	if h.remote == nil {
 		return "", fmt.Errorf(
@@ -70,15 +70,17 @@ func (h *Host) checkTransfer(op, workspace string, id hostapi.SnapshotID) (snaps
 	return snapshotRef(id)
 }
 
-// transferError says what could not be moved, in the words of hostapi.
+// transferError translates an error of a transfer to those of hostapi.
 func transferError(op string, id hostapi.SnapshotID, err error) error {
 	if err == nil {
 		return nil
 	}
 	kind := map[error]error{
-		snapshot.ErrNotFound: hostapi.ErrNotFound, snapshot.ErrRemoteBacked: hostapi.ErrWrongState, chunkstore.ErrNotFound: hostapi.ErrNotFound,
-		chunkstore.ErrWrongTenant: hostapi.ErrInvalid, chunkstore.ErrTampered: hostapi.ErrInvalid, chunkstore.ErrVersion: hostapi.ErrUnsupported,
-		blob.ErrNoSpace: hostapi.ErrNoSpace, syscall.ENOSPC: hostapi.ErrNoSpace,
+		snapshot.ErrNotFound: hostapi.ErrNotFound, snapshot.ErrRemoteBacked: hostapi.ErrWrongState,
+		chunkstore.ErrNotFound:    hostapi.ErrNotFound,
+		chunkstore.ErrWrongTenant: hostapi.ErrInvalid, chunkstore.ErrTampered: hostapi.ErrInvalid,
+		chunkstore.ErrVersion: hostapi.ErrUnsupported,
+		blob.ErrNoSpace:       hostapi.ErrNoSpace, syscall.ENOSPC: hostapi.ErrNoSpace,
 	}
 	err = fmt.Errorf("%s snapshot %s: %w", op, id, err)
 	for from, to := range kind {
@@ -106,7 +108,12 @@ func (h *Host) PushSnapshot(ctx context.Context, workspace string, id hostapi.Sn
 	if err != nil {
 		return hostapi.PushResult{}, transferError("push", id, err)
 	}
-	out := hostapi.PushResult{Bytes: stats.Dirty, Uploaded: stats.Uploaded, Stored: stats.Stored, Took: time.Since(began)}
+	out := hostapi.PushResult{
+		Bytes:    stats.Dirty,
+		Uploaded: stats.Uploaded,
+		Stored:   stats.Stored,
+		Took:     time.Since(began),
+	}
 	h.deps.Log.Info(
 		"snapshot pushed",
 		"snapshot",
@@ -122,7 +129,7 @@ func (h *Host) PushSnapshot(ctx context.Context, workspace string, id hostapi.Sn
 	return out, nil
 }
 
-// pullResult is how a snapshot is told that was asked for at began.
+// pullResult returns the result for a snapshot that was requested at began.
 func (h *Host) pullResult(snap snapshot.Snapshot, began time.Time) hostapi.PullResult {
 	return hostapi.PullResult{
 		Snapshot: h.snapshotInfo(snap),

@@ -39,7 +39,11 @@ func (f *fleet) host(t *testing.T, key byte) *fixture {
 	ring, err := chunkstore.NewKeyring(bytes.Repeat([]byte{key}, 32))
 	w := &fixture{t: t, dir: t.TempDir(), driver: fake.New()}
 	w.must(err)
-	vault, err := chunkstore.New(f.store, ring, chunkstore.Config{RetryDelay: time.Millisecond, ReadTimeout: time.Second})
+	vault, err := chunkstore.New(
+		f.store,
+		ring,
+		chunkstore.Config{RetryDelay: time.Millisecond, ReadTimeout: time.Second},
+	)
 	w.must(err)
 	kept, err := cache.Open(cache.Config{Dir: filepath.Join(w.dir, "chunks")})
 	w.must(err)
@@ -161,13 +165,41 @@ func TestTransfersAreRefused(t *testing.T) {
 		want error
 		text string
 	}{
-		"push-unknown":     {func() error { _, err := f.a.host.PushSnapshot(t.Context(), "ws", "nope"); return err }, hostapi.ErrNotFound, ""},
-		"push-no-space":    {func() error { _, err := f.a.host.PushSnapshot(t.Context(), "", "snp1"); return err }, hostapi.ErrInvalid, "workspace"},
-		"push-bad-id":      {func() error { _, err := f.a.host.PushSnapshot(t.Context(), "ws", "../x"); return err }, hostapi.ErrInvalid, ""},
-		"pull-unknown":     {func() error { _, err := f.b.host.PullSnapshot(t.Context(), "ws", "nope", nil); return err }, hostapi.ErrNotFound, ""},
-		"pull-of-others":   {func() error { _, err := f.b.host.PullSnapshot(t.Context(), "other", "snp1", nil); return err }, hostapi.ErrNotFound, ""},
-		"other-master-key": {func() error { _, err := stranger.host.PullSnapshot(t.Context(), "ws", "snp1", nil); return err }, hostapi.ErrNotFound, ""},
-		"no-store":         {func() error { _, err := newFixture(t).host.PushSnapshot(t.Context(), "ws", "snp1"); return err }, hostapi.ErrUnsupported, "object_store.url"},
+		"push-unknown": {func() error {
+			_, err := f.a.host.PushSnapshot(t.Context(), "ws",
+				"nope")
+			return err
+		}, hostapi.ErrNotFound, ""},
+		"push-no-space": {func() error {
+			_, err := f.a.host.PushSnapshot(t.Context(), "",
+				"snp1")
+			return err
+		}, hostapi.ErrInvalid, "workspace"},
+		"push-bad-id": {func() error {
+			_, err := f.a.host.PushSnapshot(t.Context(), "ws",
+				"../x")
+			return err
+		}, hostapi.ErrInvalid, ""},
+		"pull-unknown": {func() error {
+			_, err := f.b.host.PullSnapshot(t.Context(), "ws", "nope",
+				nil)
+			return err
+		}, hostapi.ErrNotFound, ""},
+		"pull-of-others": {func() error {
+			_, err := f.b.host.PullSnapshot(t.Context(), "other", "snp1",
+				nil)
+			return err
+		}, hostapi.ErrNotFound, ""},
+		"other-master-key": {func() error {
+			_, err := stranger.host.PullSnapshot(t.Context(), "ws", "snp1",
+				nil)
+			return err
+		}, hostapi.ErrNotFound, ""},
+		"no-store": {func() error {
+			_, err := newFixture(t).host.PushSnapshot(t.Context(), "ws",
+				"snp1")
+			return err
+		}, hostapi.ErrUnsupported, "object_store.url"},
 	} {
 		err := c.do()
 		if !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.text) {
@@ -201,7 +233,8 @@ func TestForeignManifestsAreRefused(t *testing.T) {
 		want error
 		text string
 	}{
-		"tampered": {len(good) / 2, hostapi.ErrInvalid, "signed"}, "version": {4, hostapi.ErrUnsupported, "format"}, "workspace": {8, hostapi.ErrInvalid, "workspace"},
+		"tampered": {len(good) / 2, hostapi.ErrInvalid, "signed"}, "version": {4, hostapi.ErrUnsupported,
+			"format"}, "workspace": {8, hostapi.ErrInvalid, "workspace"},
 	} {
 		bad := bytes.Clone(good)
 		bad[c.at] ^= 1
@@ -223,8 +256,10 @@ func TestPullsKeepTheDiskReserve(t *testing.T) {
 	f.takeSnapshot(t, "snp1", "one")
 	_, err := f.a.host.PushSnapshot(t.Context(), "ws", "snp1")
 	f.a.must(err)
-	pulls := map[string]func(context.Context, string, hostapi.SnapshotID, map[string]string) (hostapi.PullResult, error){
-		"pull": f.b.host.PullSnapshot, "stream": f.b.host.StreamSnapshot,
+	pulls := map[string]func(context.Context, string, hostapi.SnapshotID, map[string]string) (hostapi.PullResult,
+		error){
+		"pull":   f.b.host.PullSnapshot,
+		"stream": f.b.host.StreamSnapshot,
 	}
 	f.b.diskFull.Store(true)
 	for name, pull := range pulls {

@@ -130,7 +130,7 @@ func (h *Host) publish(
 	return made, err
 }
 
-// publishSource finds what a template is made of.
+// publishSource finds what a template is made from.
 func (h *Host) publishSource(req hostapi.Publish) (hostapi.Template, *guestState, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -209,7 +209,7 @@ func (h *Host) publishSource(req hostapi.Publish) (hostapi.Template, *guestState
 	return t, in, nil
 }
 
-// runBuildCommands runs what a template runs before its capture.
+// runBuildCommands runs the commands of a template before its capture.
 func runBuildCommands(ctx context.Context, req hostapi.Publish, in *guestState, log func(step, line string)) error {
 	g := newGuest(in)
 	defer g.lose()
@@ -295,7 +295,8 @@ func (s *shell) pack(args []string) int {
 	var out strings.Builder
 	w := tar.NewWriter(&out)
 	add := func(name string, f file) error {
-		if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: int64(f.mode), Size: int64(len(f.data))}); err != nil {
+		if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: int64(f.mode),
+			Size: int64(len(f.data))}); err != nil {
 			return err
 		}
 		_, err := w.Write(f.data)

@@ -9,45 +9,45 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
 )
 
-// Fail lets the next call of op fail with err before it does anything. Told twice, the next two calls
-// fail. The names of operations are the methods' in lower case ("takesnapshot"); "child" is one child of
-// a fork.
+// Fail makes the next call of op fail with err before it has any effect. Two calls of Fail make the next two
+// calls of op fail. Operations have the names of the methods in lower case ("takesnapshot"); "child" is one
+// child of a fork.
 func (h *Host) Fail(op string, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.failing[op] = append(h.failing[op], err)
 }
 
-// FailAfter lets the next call of op happen and answer err all the same.
+// FailAfter makes the next call of op return err although it has its effect.
 func (h *Host) FailAfter(op string, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.failingAfter[op] = append(h.failingAfter[op], err)
 }
 
-// SetHook puts a function around every operation; nil takes it away.
+// SetHook sets a function that is called around every operation; nil removes it.
 func (h *Host) SetHook(hook Hook) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.hook = hook
 }
 
-// SetMaxRunning bounds how many machines may run at once.
+// SetMaxRunning limits the number of machines that run.
 func (h *Host) SetMaxRunning(machines int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.maxRunning = machines
 }
 
-// Calls lists the operations so far, as "op id", without those that only look.
+// Calls lists the operations so far, as "op id", without those that only read.
 func (h *Host) Calls() []string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return slices.Clone(h.calls)
 }
 
-// Kill lets a machine's monitor die: a kept machine is Failed after it, another is gone. The host tells
-// it as an event.
+// Kill ends a machine's monitor and emits the event. A persistent machine is Failed afterwards, any other is
+// removed.
 func (h *Host) Kill(id hostapi.MachineID, reason string) {
 	h.mu.Lock()
 	m := h.machines[id]
@@ -69,11 +69,12 @@ func (h *Host) Kill(id hostapi.MachineID, reason string) {
 	h.Emit(hostapi.Event{Time: time.Now(), Machine: id, Type: "died", Reason: reason, Console: printed})
 }
 
-// Lose forgets a machine without a word, as a host does whose disk was replaced.
+// Lose removes a machine without an event, like a host whose disk was replaced.
 func (h *Host) Lose(id hostapi.MachineID) { h.remove(id) }
 
-// SetRecovering makes the host return ErrUnavailable from every operation, as one does that has not recovered
-// its machines yet or cannot be reached.
+// SetRecovering makes every operation return ErrUnavailable, or ends that.
+//
+// So behaves a host that has not recovered its machines yet or cannot be reached.
 func (h *Host) SetRecovering(recovering bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -87,7 +88,7 @@ func (h *Host) Unlist(id hostapi.MachineID) {
 	h.unlisted[id] = true
 }
 
-// Emit tells an event to all who follow.
+// Emit sends an event to all subscribers.
 func (h *Host) Emit(e hostapi.Event) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -95,12 +96,12 @@ func (h *Host) Emit(e hostapi.Event) {
 	for _, ch := range h.subscribers {
 		select {
 		case ch <- e:
-		default: // a follower that is 1024 events behind looks at everything again by itself
+		default: // a subscriber that is 1024 events behind compares everything by itself
 		}
 	}
 }
 
-// Subscribers tells how many callers of Events there are.
+// Subscribers returns the number of open streams of events.
 func (h *Host) Subscribers() int {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -114,7 +115,7 @@ func (h *Host) Close() {
 	}
 }
 
-// readOnlyOps operations are not in Calls.
+// readOnlyOps are not in Calls.
 var readOnlyOps = []string{
 	"get",
 	"getsnapshot",
@@ -138,7 +139,7 @@ func (h *Host) nextFault(from map[string][]error, op string) error {
 	return list[0]
 }
 
-// runOp runs one operation between the faults that are laid for it.
+// runOp runs one operation with the faults that are set for it.
 func (h *Host) runOp(ctx context.Context, op, id string, f func() error) error {
 	if err := context.Cause(ctx); err != nil {
 		return err
@@ -172,7 +173,7 @@ func (h *Host) runOp(ctx context.Context, op, id string, f func() error) error {
 	return hook(ctx, op, id, true)
 }
 
-// withMachine runs one operation on a machine that is there, with its lock and the host's.
+// withMachine runs one operation on an existing machine, with its lock and the host's.
 func (h *Host) withMachine(ctx context.Context, op string, id hostapi.MachineID, f func(*machine) error) error {
 	return h.runOp(ctx, op, string(id), func() error {
 		h.mu.Lock()

@@ -34,7 +34,7 @@ func copyFiles(from map[string]file) map[string]file {
 	return to
 }
 
-// guestState is what a machine keeps over restores: its files and its environment.
+// guestState is the part of a guest that survives restores: its files and its environment.
 type guestState struct {
 	mu    sync.Mutex
 	host  string
@@ -53,14 +53,14 @@ func (in *guestState) copy(host string, env map[string]string) *guestState {
 	return &guestState{host: host, user: in.user, home: in.home, env: maps.Clone(env), files: copyFiles(in.files)}
 }
 
-// writeFiles makes the files of an identity.
+// writeFiles writes the files of an identity.
 func (in *guestState) writeFiles(files map[string]string) {
 	for name, content := range files {
 		in.files[name] = file{data: []byte(content), mode: 0o644, at: time.Now()}
 	}
 }
 
-// guest answers guestapi.Guest for one generation of a machine.
+// guest implements guestapi.Guest for one generation of a machine.
 type guest struct {
 	*guestState
 	lost chan struct{}
@@ -81,7 +81,7 @@ func newGuest(in *guestState) *guest {
 		procs:      map[uint32]*process{},
 		next:       100,
 		ports: map[uint16]func(net.Conn){
-			7: func(c net.Conn) { _, _ = io.Copy(c, c) }, // an echo server; how its client leaves is its affair
+			7: func(c net.Conn) { _, _ = io.Copy(c, c) }, // an echo server; how its client ends does not matter
 		},
 	}
 }
@@ -89,7 +89,7 @@ func newGuest(in *guestState) *guest {
 // Done is closed when the generation has ended.
 func (g *guest) Done() <-chan struct{} { return g.lost }
 
-// lose ends the generation: every call answers ErrLost from now on.
+// lose ends the generation: every later call returns ErrLost.
 func (g *guest) lose() { g.once.Do(func() { close(g.lost) }) }
 
 func (g *guest) alive(ctx context.Context) error {
@@ -111,7 +111,7 @@ func (g *guest) resolve(p string) (string, error) {
 	return path.Clean(p), nil
 }
 
-// lookup finds a path, with g.mu held. Every directory above a file is there, and so is the home.
+// lookup finds a path, with g.mu held. Every directory above a file exists, and so does the home.
 func (g *guest) lookup(p string) (file, bool) {
 	if f, ok := g.files[p]; ok {
 		return f, true

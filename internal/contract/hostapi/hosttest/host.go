@@ -1,11 +1,11 @@
-// Package hosttest is a simulated host: the whole of hostapi.Host in memory, for tests of what stands
-// above hosts. Its machines are maps, its guests a small shell over files in memory.
+// Package hosttest is a simulated host: all of hostapi.Host in memory, for tests of what uses hosts. Its
+// machines are maps, its guests a small shell over files in memory.
 //
-// It keeps the contract as a real host does: ids are the caller's, Destroy is right twice, operations on
+// It keeps the contract as a real host does: ids are the caller's, Destroy may be repeated, operations on
 // one machine wait for each other, a guest belongs to one generation of its machine. Beyond that it
-// fails where it is told to (Fail, FailAfter, SetHook) and lets machines die (Kill, Lose).
+// can be made to fail (Fail, FailAfter, SetHook, SetRecovering) and to lose machines (Kill, Lose, Unlist).
 //
-// All methods may be called at once. Close ends the processes of all guests.
+// All methods may be called concurrently. Close ends the processes of all guests.
 package hosttest
 
 import (
@@ -23,8 +23,8 @@ import (
 
 var _ hostapi.Host = (*Host)(nil)
 
-// Hook is called before (after false) and after each operation that was not told to fail. An error from
-// it is what the operation answers; before, nothing happens then, after, it has happened all the same.
+// Hook is called before (after is false) and after each operation that does not fail by Fail. The operation
+// returns its error; if it was called before, the operation has no effect.
 type Hook func(ctx context.Context, op string, id string, after bool) error
 
 // Host is a simulated host. Make one with New.
@@ -37,11 +37,11 @@ type Host struct {
 	machines       map[hostapi.MachineID]*machine
 	snapshots      map[hostapi.SnapshotID]*snapshot
 	templates      map[hostapi.TemplateName]hostapi.Template
-	publishedState map[hostapi.TemplateName]*guestState // of those that were published
+	publishedState map[hostapi.TemplateName]*guestState // of published templates
 	images         map[hostapi.ImageID]image
 	objects        *Objects           // nil: none
-	failing        map[string][]error // next calls that fail before they begin
-	failingAfter   map[string][]error // next calls that answer an error though they went well
+	failing        map[string][]error // errors of the next calls, which have no effect
+	failingAfter   map[string][]error // errors of the next calls, which have their effect
 	hook           Hook
 	calls          []string
 	subscribers    map[int]chan hostapi.Event
@@ -54,13 +54,13 @@ type Host struct {
 }
 
 type machine struct {
-	op sync.Mutex // held through an operation, taken before Host.mu
+	op sync.Mutex // held during an operation, taken before Host.mu
 	hostapi.Machine
 	state   *guestState
 	guest   *guest // nil unless it runs
 	removed bool
 
-	stopped bool // it rests without memory
+	stopped bool // it was stopped without memory
 }
 
 type snapshot struct {
@@ -70,14 +70,14 @@ type snapshot struct {
 	env   map[string]string
 }
 
-// SetFormat lets the host have another virtual hardware from now on.
+// SetFormat changes the host's virtual hardware.
 func (h *Host) SetFormat(name string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.format = name
 }
 
-// SetLimits lets the host hold every machine to limits.
+// SetLimits sets the limits of the host for every machine.
 func (h *Host) SetLimits(l hostapi.Limits) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -90,8 +90,7 @@ const DefaultID hostapi.HostID = "hst1"
 // SetID gives the host another id, before its first use.
 func (h *Host) SetID(id hostapi.HostID) { h.id = id }
 
-// New makes a host that knows the baked template "base" and the unbaked one "raw", with room for 1000
-// running machines.
+// New returns a host with a baked template "base" and an unbaked one, "raw". At most 1000 machines can run.
 func New() *Host {
 	h := &Host{
 		id:             DefaultID,
@@ -120,7 +119,7 @@ func New() *Host {
 	return h
 }
 
-// AddTemplate puts a template or replaces it.
+// AddTemplate adds a template or replaces it.
 func (h *Host) AddTemplate(t hostapi.Template) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -150,7 +149,8 @@ func (h *Host) create(req hostapi.Create) (hostapi.Machine, error) {
 		return hostapi.Machine{}, fmt.Errorf("machine %s: %w", req.ID, err)
 	}
 	m := &machine{Machine: hostapi.Machine{
-		ID: req.ID, Host: h.id, State: hostapi.Running, Created: time.Now(), Persistent: req.Persistent, Egress: req.Egress, Limits: req.Limits, Labels: maps.Clone(req.Labels),
+		ID: req.ID, Host: h.id, State: hostapi.Running, Created: time.Now(), Persistent: req.Persistent,
+		Egress: req.Egress, Limits: req.Limits, Labels: maps.Clone(req.Labels),
 		BootMode: hostapi.BootSnapshot, Boot: 42 * time.Millisecond,
 		Phases: []hostapi.Phase{{Name: "disk", Took: time.Millisecond}, {Name: "restore", Took: 41 * time.Millisecond}},
 	}}
@@ -206,7 +206,7 @@ func (h *Host) create(req hostapi.Create) (hostapi.Machine, error) {
 	return m.Machine, nil
 }
 
-// start gives a machine a process, a network place and a guest of a new generation.
+// start gives a machine a process, a network slot and a guest of a new generation.
 func (h *Host) start(m *machine) {
 	h.nextPID++
 	n := h.nextPID
@@ -217,7 +217,7 @@ func (h *Host) start(m *machine) {
 	m.guest = newGuest(m.state)
 }
 
-// stopGuest takes the guest and the process away from a machine.
+// stopGuest removes the guest and the process of a machine.
 func (m *machine) stopGuest(state hostapi.State) {
 	m.State, m.PID, m.GuestIP, m.Tap = state, 0, "", ""
 	if m.guest != nil {
@@ -266,8 +266,10 @@ func (h *Host) forkChild(p *machine, c hostapi.Child) hostapi.ForkResult {
 		env = p.state.env
 	}
 	m := &machine{Machine: hostapi.Machine{
-		ID: c.ID, Host: h.id, Template: p.Template, Parent: p.ID, VCPUs: p.VCPUs, MemoryMiB: p.MemoryMiB, DiskMiB: p.DiskMiB, Disks: p.Disks,
-		BootMode: hostapi.BootFork, Boot: 30 * time.Millisecond, Created: time.Now(), Persistent: c.Persistent, Egress: p.Egress, Limits: p.Limits, Labels: maps.Clone(c.Labels),
+		ID: c.ID, Host: h.id, Template: p.Template, Parent: p.ID, VCPUs: p.VCPUs, MemoryMiB: p.MemoryMiB,
+		DiskMiB: p.DiskMiB, Disks: p.Disks,
+		BootMode: hostapi.BootFork, Boot: 30 * time.Millisecond, Created: time.Now(), Persistent: c.Persistent,
+		Egress: p.Egress, Limits: p.Limits, Labels: maps.Clone(c.Labels),
 	}}
 	m.state = p.state.copy(c.Hostname, env)
 	m.state.writeFiles(c.Files)
@@ -306,7 +308,7 @@ func (h *Host) List(ctx context.Context) ([]hostapi.Machine, error) {
 	return all, err
 }
 
-// Machines lists all machines by id, whatever fails.
+// Machines lists all machines by id. It never fails.
 func (h *Host) Machines() []hostapi.Machine {
 	h.mu.Lock()
 	defer h.mu.Unlock()

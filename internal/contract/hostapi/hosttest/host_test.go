@@ -13,7 +13,7 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/hostapi/hosttest"
 )
 
-// run starts a shell command and answers its output and exit.
+// run runs a shell command and returns its output and exit.
 func run(t *testing.T, g guestapi.Guest, spec guestapi.ProcessSpec) (stdout, stderr string, exit guestapi.Exit) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
@@ -43,7 +43,8 @@ func run(t *testing.T, g guestapi.Guest, spec guestapi.ProcessSpec) (stdout, std
 func TestShell(t *testing.T) {
 	h := hosttest.New()
 	defer h.Close()
-	if _, err := h.Create(t.Context(), hostapi.Create{ID: "a", Template: "base", Env: map[string]string{"A": "1"}, Hostname: "a"}); err != nil {
+	if _, err := h.Create(t.Context(), hostapi.Create{ID: "a", Template: "base", Env: map[string]string{"A": "1"},
+		Hostname: "a"}); err != nil {
 		t.Fatal(err)
 	}
 	g, err := h.Guest(t.Context(), "a")

@@ -24,12 +24,12 @@ type process struct {
 	input  *io.PipeReader
 
 	mu      sync.Mutex
-	changed chan struct{} // closed and replaced when there is more to see
+	changed chan struct{} // closed and replaced on every change
 	out     map[guestapi.Stream][]byte
 	exit    *guestapi.Exit
 }
 
-// killSignal is the cause of a process's end by signal.
+// killSignal is the cause with which a process ends by a signal.
 type killSignal int
 
 func (k killSignal) Error() string { return fmt.Sprintf("signal %d", int(k)) }
@@ -60,14 +60,14 @@ func (g *guest) Start(ctx context.Context, spec guestapi.ProcessSpec) (guestapi.
 	g.pmu.Unlock()
 	p.input, p.stdin = io.Pipe()
 	if !spec.Stdin && spec.PTY == nil {
-		_ = p.stdin.Close() // a pipe's Close answers nil
+		_ = p.stdin.Close() // a pipe's Close returns nil
 	}
 	p.ctx, p.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
 	go p.run(spec)
 	return &follower{p: p}, nil
 }
 
-// run is the life of a process; it ends when the shell does, the process is killed or the guest is lost.
+// run runs a process until the shell ends, the process is killed or the guest is lost.
 func (p *process) run(spec guestapi.ProcessSpec) {
 	defer p.cancel(nil)
 	ctx := p.ctx
@@ -98,7 +98,7 @@ func (p *process) run(spec guestapi.ProcessSpec) {
 		exit.TimedOut = context.Cause(ctx) == context.DeadlineExceeded
 	case exit.Code = <-ended:
 	}
-	_ = p.input.Close() // frees a shell that waits for input; a pipe's Close answers nil
+	_ = p.input.Close() // frees a shell that waits for input; a pipe's Close returns nil
 	exit.Wall = time.Since(p.Started)
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -115,7 +115,7 @@ func (p *process) environment() map[string]string {
 	return env
 }
 
-// broadcast wakes all who follow; p.mu is held.
+// broadcast wakes all followers; p.mu is held.
 func (p *process) broadcast() {
 	close(p.changed)
 	p.changed = make(chan struct{})
@@ -225,7 +225,7 @@ func (p *process) awaitEnd(ctx context.Context) error {
 type follower struct {
 	p  *process
 	at map[guestapi.Stream]int
-	// exitSent: the exit was told.
+	// exitSent: the follower has the exit event.
 	exitSent bool
 }
 

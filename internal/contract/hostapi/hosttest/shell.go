@@ -30,7 +30,7 @@ type word struct {
 	op   bool
 }
 
-// script runs a whole command line and answers the last exit code.
+// script runs a whole command line and returns the last exit code.
 func (s *shell) script(text string) (code int) {
 	var argv []word
 	run := true
@@ -73,7 +73,8 @@ func split(text string, env map[string]string) (words []word) {
 		case c == '$' && quote != '\'':
 			name := strings.TrimPrefix(rest[1:], "{")
 			n := 0
-			for n < len(name) && (name[n] == '_' || name[n] >= '0' && name[n] <= '9' || name[n]|32 >= 'a' && name[n]|32 <= 'z') {
+			for n < len(name) && (name[n] == '_' || name[n] >= '0' && name[n] <= '9' || name[n]|32 >= 'a' &&
+				name[n]|32 <= 'z') {
 				n++
 			}
 			cur.WriteString(env[name[:n]])
@@ -110,7 +111,7 @@ func operator(rest string) string {
 	return ""
 }
 
-// resolve is a path as the process means it: what is relative begins at its directory.
+// resolve makes a path absolute: a relative path starts at the process's directory.
 func (s *shell) resolve(p string) string {
 	if path.IsAbs(p) || s.p.Dir == "" {
 		return p
@@ -118,7 +119,7 @@ func (s *shell) resolve(p string) string {
 	return path.Join(s.p.Dir, p)
 }
 
-// redirected runs one command with its output where it belongs.
+// redirected runs one command with its redirections.
 func (s *shell) redirected(words []word) int {
 	var argv []string
 	to, target := guestapi.StreamStdout, ""
@@ -159,7 +160,7 @@ func (s *shell) command(argv []string) int {
 	return code
 }
 
-// run answers the exit code and what was not printed because direct is false.
+// run returns the exit code, and the output if direct is false.
 func (s *shell) run(argv []string, to guestapi.Stream, direct bool) (int, string) {
 	out := ""
 	say := func(text string) {

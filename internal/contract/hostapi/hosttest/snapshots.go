@@ -52,8 +52,18 @@ func (h *Host) TakeSnapshot(
 			return fmt.Errorf("snapshot %s: %w", snap, hostapi.ErrExists)
 		}
 		m.Pause = 7 * time.Millisecond
-		taken = hostapi.Snapshot{ID: snap, Host: h.id, Machine: id, Template: m.Template, VCPUs: m.VCPUs, MemoryMiB: m.MemoryMiB,
-			DiskMiB: m.DiskMiB, Bytes: 64 << 20, Created: time.Now(), Labels: maps.Clone(labels)}
+		taken = hostapi.Snapshot{
+			ID:        snap,
+			Host:      h.id,
+			Machine:   id,
+			Template:  m.Template,
+			VCPUs:     m.VCPUs,
+			MemoryMiB: m.MemoryMiB,
+			DiskMiB:   m.DiskMiB,
+			Bytes:     64 << 20,
+			Created:   time.Now(),
+			Labels:    maps.Clone(labels),
+		}
 		in := m.state.copy("", m.state.env)
 		h.snapshots[snap] = &snapshot{Snapshot: taken, disks: m.Disks, files: in.files, env: in.env}
 		return nil

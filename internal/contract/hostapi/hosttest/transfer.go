@@ -16,7 +16,7 @@ type Objects struct {
 	snapshots map[string]snapshot // by workspace and id; guarded by mu
 }
 
-// ShareObjects gives hosts one object store; a host without one answers ErrUnsupported.
+// ShareObjects gives hosts one object store. Without one, transfers are ErrUnsupported.
 func ShareObjects(hosts ...*Host) *Objects {
 	o := &Objects{snapshots: map[string]snapshot{}}
 	for _, h := range hosts {
@@ -27,7 +27,7 @@ func ShareObjects(hosts ...*Host) *Objects {
 	return o
 }
 
-// transfer does a move on a host that has an object store, with both locked.
+// transfer runs an operation on a host that has an object store, with both locked.
 func (h *Host) transfer(ctx context.Context, op string, id hostapi.SnapshotID, do func(o *Objects) error) error {
 	return h.runOp(ctx, op, string(id), func() error {
 		h.mu.Lock()

@@ -7,15 +7,14 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
 )
 
-// defaultsGuest is the inside of a sandbox as its owner set it up: what names no user is done as the sandbox's own,
-// and what that user runs without naming a directory begins in the sandbox's.
+// defaultsGuest is a guest with the defaults of its sandbox: requests that name no user use the sandbox's, and programs
+// of that user without a directory start in the sandbox's.
 type defaultsGuest struct {
 	guestapi.Guest
 	user, dir string
 }
 
-// WithDefaults gives the inside of a sandbox with the user and directory, "" for the guest's own, of what names
-// none.
+// WithDefaults returns g with a default user and directory; "" leaves the guest's own.
 func WithDefaults(g guestapi.Guest, user, dir string) guestapi.Guest {
 	return &defaultsGuest{Guest: g, user: user, dir: dir}
 }

@@ -39,7 +39,13 @@ func (h *recordingGuest) Read(_ context.Context, _, user string, _, _ int64) (gu
 	i, err := h.file(user)
 	return i, nil, err
 }
-func (h *recordingGuest) Write(_ context.Context, _ string, o guestapi.WriteOptions, _ io.Reader) (guestapi.FileInfo, error) {
+
+func (h *recordingGuest) Write(
+	_ context.Context,
+	_ string,
+	o guestapi.WriteOptions,
+	_ io.Reader,
+) (guestapi.FileInfo, error) {
 	return h.file(o.User)
 }
 func (h *recordingGuest) Move(_ context.Context, _, _, user string) (guestapi.FileInfo, error) {

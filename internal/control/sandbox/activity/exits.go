@@ -8,14 +8,14 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
 )
 
-// Bounds of what is remembered of processes.
+// Limits of what is recorded of processes.
 const (
 	maxRecorded = 16 // per sandbox
 	maxTail     = 4 << 10
 	maxCommand  = 512
 )
 
-// ProcessEnd is a process that was started through the API: how it ended, or that it ran at last sight.
+// ProcessEnd is a process started through the API: how it ended, or that it was last seen running.
 type ProcessEnd struct {
 	PID     uint32    `json:"pid"`
 	Tag     string    `json:"tag,omitempty"`
@@ -25,29 +25,29 @@ type ProcessEnd struct {
 	Ended   time.Time `json:"ended,omitzero"`
 	Code    int       `json:"code"`
 	Error   string    `json:"error,omitempty"` // why it could not start
-	// Stdout and Stderr are the last output that somebody read, at most 4 KiB each; a terminal's is in
+	// Stdout and Stderr are the last output that a client read, at most 4 KiB each; a terminal's is in
 	// Stdout.
 	Stdout string `json:"stdout,omitempty"`
 	Stderr string `json:"stderr,omitempty"`
-	// When the lines of these came, the first line first; nil: not known.
+	// When the lines of these arrived, the first line first; nil: not known.
 	StdoutAt LineTimes `json:"stdout_at,omitempty"`
 	StderrAt LineTimes `json:"stderr_at,omitempty"`
 }
 
-// exitRecorder remembers the last processes of each sandbox, for when it has ended. The zero value is ready.
+// exitRecorder records the last processes of each sandbox. The zero value is ready for use.
 type exitRecorder struct {
 	mu sync.Mutex
 	m  map[string][]*processRecord
 }
 
-// processRecord is what is remembered of one process.
+// processRecord is the record of one process.
 type processRecord struct {
 	mu             sync.Mutex
 	p              ProcessEnd // without output
 	stdout, stderr tail
 }
 
-// start remembers a new process.
+// start records a new process.
 func (r *exitRecorder) start(id string, pid uint32, spec guestapi.ProcessSpec) *processRecord {
 	command := spec.Shell
 	if command == "" {
@@ -56,7 +56,9 @@ func (r *exitRecorder) start(id string, pid uint32, spec guestapi.ProcessSpec) *
 	if len(command) > maxCommand {
 		command = command[:maxCommand]
 	}
-	e := &processRecord{p: ProcessEnd{PID: pid, Tag: spec.Tag, Command: Printable([]byte(command)), Started: time.Now().UTC()}}
+	e := &processRecord{
+		p: ProcessEnd{PID: pid, Tag: spec.Tag, Command: Printable([]byte(command)), Started: time.Now().UTC()},
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.m == nil {
@@ -70,7 +72,7 @@ func (r *exitRecorder) start(id string, pid uint32, spec guestapi.ProcessSpec) *
 	return e
 }
 
-// find gives what is remembered of a running process, nil for nothing.
+// find returns the record of a process, nil if there is none.
 func (r *exitRecorder) find(id string, pid uint32) *processRecord {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -83,7 +85,7 @@ func (r *exitRecorder) find(id string, pid uint32) *processRecord {
 	return nil
 }
 
-// list gives what is remembered of a sandbox's processes, oldest first.
+// list returns the processes of a sandbox, oldest first.
 func (r *exitRecorder) list(id string) []ProcessEnd {
 	r.mu.Lock()
 	list := append([]*processRecord(nil), r.m[id]...)
@@ -100,7 +102,7 @@ func (r *exitRecorder) list(id string) []ProcessEnd {
 	return out
 }
 
-// load takes up what was remembered before this program began, older than what is remembered now.
+// load adds records from before this program started, which are older than its own.
 func (r *exitRecorder) load(id string, old []ProcessEnd) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -127,7 +129,7 @@ func (r *exitRecorder) forget(id string) {
 	delete(r.m, id)
 }
 
-// observe takes note of an event of the process.
+// observe records an event of the process.
 func (e *processRecord) observe(ev guestapi.Event) {
 	if e == nil {
 		return

@@ -8,21 +8,22 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
 )
 
-// Guest wraps the inside of a sandbox: what is done through it counts as use, its open processes,
-// readers, watchers and connections hold the sandbox until they are closed, and how its processes end is
-// remembered.
+// Guest wraps a guest so that what is done through it counts as use of the sandbox.
+//
+// Open processes, readers, watchers and connections keep the sandbox in use until they are closed. The tracker records
+// how processes end.
 func (b *Tracker) Guest(id string, g guestapi.Guest) guestapi.Guest {
 	return &guest{Guest: g, b: b, id: id}
 }
 
-// guest counts what is done inside as use, and remembers how processes ended.
+// guest counts requests as use, and records how processes end.
 type guest struct {
 	guestapi.Guest
 	b  *Tracker
 	id string
 }
 
-// hold keeps the sandbox in use until the function it answers was called.
+// hold keeps the sandbox in use until the returned function is called.
 func (g *guest) hold() func() { return g.b.Hold(g.id) }
 
 func (g *guest) Start(ctx context.Context, spec guestapi.ProcessSpec) (guestapi.Process, error) {
@@ -132,11 +133,11 @@ func (g *guest) DialPort(ctx context.Context, port uint16) (net.Conn, error) {
 	return &conn{c, release}, nil
 }
 
-// process is a followed process that keeps its sandbox in use.
+// process is a process stream that keeps its sandbox in use.
 type process struct {
 	guestapi.Process
 	release func()
-	end     *processRecord // nil: not remembered
+	end     *processRecord // nil: not recorded
 }
 
 func (p *process) Next(ctx context.Context) (guestapi.Event, error) {
@@ -182,7 +183,7 @@ func (c *conn) Close() error {
 	return c.Conn.Close()
 }
 
-// halfCloser is a connection of which one direction can end.
+// halfCloser is a connection whose directions can be closed one by one.
 type halfCloser interface{ CloseWrite() error }
 
 type halfConn struct {
@@ -190,5 +191,5 @@ type halfConn struct {
 	half halfCloser
 }
 
-// CloseWrite ends the direction to the guest.
+// CloseWrite closes the direction to the guest.
 func (c *halfConn) CloseWrite() error { return c.half.CloseWrite() }

@@ -8,17 +8,18 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
 )
 
-// LineTime says that so many lines of a text ended then.
+// LineTime says when a number of lines of a text arrived.
 type LineTime struct {
 	Lines int       `json:"lines"`
 	At    time.Time `json:"at"` // zero: not known
 }
 
-// LineTimes tell when the lines of a text came, the first line first.
+// LineTimes says when the lines of a text arrived, the first line first.
 type LineTimes []LineTime
 
-// Line gives the time of the line with this number, from 0, or other if it is not known. A last line that has not
-// ended came with those before it.
+// Line returns the time of the line with this number, from 0, or other if it is not known.
+//
+// A last line without an end has the time of the lines before it.
 func (all LineTimes) Line(line int, other time.Time) time.Time {
 	for _, m := range all {
 		if !m.At.IsZero() {
@@ -31,17 +32,17 @@ func (all LineTimes) Line(line int, other time.Time) time.Time {
 	return other
 }
 
-// Bounds of how exactly it is known when output came.
+// Limits of the precision of arrival times.
 const (
 	maxPieces = 32
 	sameTime  = 100 * time.Millisecond
 )
 
-// tail is the last output of a process on one stream, and when it came. The zero value is ready.
+// tail is the last output of a process on one stream, and when it arrived. The zero value is ready for use.
 type tail struct {
 	data       []byte
-	nextOffset int64   // offset behind the last output seen, so that a second follower adds nothing twice
-	pieces     []piece // of data, in order and all of it; one without a time came at a time that is not known
+	nextOffset int64   // offset after the last output seen, so that a second follower adds nothing twice
+	pieces     []piece // of data, in order and complete; the time of a piece may be unknown (zero)
 }
 
 type piece struct {
@@ -49,7 +50,7 @@ type piece struct {
 	at    time.Time
 }
 
-// add keeps what was not seen before.
+// add appends output that was not seen before.
 func (t *tail) add(ev guestapi.Event, now time.Time) {
 	data := ev.Data
 	if seen := t.nextOffset - ev.Offset; seen > 0 {
@@ -75,7 +76,7 @@ func (t *tail) add(ev guestapi.Event, now time.Time) {
 	}
 }
 
-// drop takes bytes off the front of the pieces.
+// drop removes bytes from the front of the pieces.
 func (t *tail) drop(n int) {
 	for n > 0 && len(t.pieces) > 0 {
 		cut := min(n, t.pieces[0].bytes)
@@ -87,7 +88,7 @@ func (t *tail) drop(n int) {
 	}
 }
 
-// lineTimes tells when the lines came.
+// lineTimes returns when the lines arrived.
 func (t *tail) lineTimes() LineTimes {
 	var out LineTimes
 	rest := t.data
@@ -98,7 +99,7 @@ func (t *tail) lineTimes() LineTimes {
 	return out
 }
 
-// loadTail is a tail of which text and moments are known.
+// loadTail returns a tail with the given text and times.
 func loadTail(text string, all LineTimes) tail {
 	t := tail{data: []byte(text)}
 	if len(all) == 0 && text != "" {

@@ -20,8 +20,8 @@ func lines(text string, at LineTimes) (out []string, seconds []int) {
 	return out, seconds
 }
 
-// TestTail: the end of the output is kept with the times of its lines, whatever way it was cut, also over a restart
-// of the program, and what two followers see is told once.
+// TestTail: the end of the output is kept with the times of its lines, however it was split, also across a restart
+// of the program, and output that two followers read is kept once.
 func TestTail(t *testing.T) {
 	var tl tail
 	say := func(second int, offset int64, text string) {

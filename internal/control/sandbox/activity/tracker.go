@@ -1,8 +1,7 @@
-// Package activity keeps the book of who is inside sandboxes: when each was used last, what holds it, and how
-// the last processes in it ended. It also says as whom and where things are done that do not say.
+// Package activity tracks the use of sandboxes: when each was used last, what keeps it active, and how its last
+// processes ended. It also supplies the user and directory of requests that name none.
 //
-// It owns that memory and nothing that lasts: it knows no store and no host. What it remembers is gone
-// with the program. Everything may be called at once.
+// It keeps all of this in memory only; it knows no store and no host. Everything may be called concurrently.
 package activity
 
 import (
@@ -11,8 +10,7 @@ import (
 	"time"
 )
 
-// Tracker remembers when sandboxes were used last, what holds them, and how their last processes ended. Its
-// zero value is ready.
+// Tracker tracks last uses, open streams and ended processes of sandboxes. The zero value is ready for use.
 type Tracker struct {
 	record exitRecorder
 
@@ -46,7 +44,7 @@ func (b *Tracker) Touch(id string) {
 	x.at, x.dirty = time.Now(), true
 }
 
-// Hold keeps a sandbox in use until the function it answers was called; calling that again does nothing.
+// Hold keeps a sandbox in use until the returned function is called. Calling it again has no effect.
 func (b *Tracker) Hold(id string) func() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -60,7 +58,7 @@ func (b *Tracker) Hold(id string) func() {
 	})
 }
 
-// Last is when a sandbox was used last as far as this process knows: now while something holds it.
+// Last returns when a sandbox was used last as far as this process knows: now while it is held.
 func (b *Tracker) Last(id string) time.Time {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -74,7 +72,7 @@ func (b *Tracker) Last(id string) time.Time {
 	return x.at
 }
 
-// Forget drops a sandbox that ended.
+// Forget removes a sandbox that ended.
 func (b *Tracker) Forget(id string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -82,10 +80,10 @@ func (b *Tracker) Forget(id string) {
 	b.record.forget(id)
 }
 
-// evictAfter is after how long a last use that was written is left to the store.
+// evictAfter is how long a last use is kept after it was written to the store.
 const evictAfter = 10 * time.Minute
 
-// DrainDirty gives what is not in the store yet and takes it for written.
+// DrainDirty returns the last uses that are not in the store yet, and marks them as written.
 func (b *Tracker) DrainDirty() map[string]time.Time {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -105,7 +103,7 @@ func (b *Tracker) DrainDirty() map[string]time.Time {
 	return all
 }
 
-// MarkDirty marks what could not be written.
+// MarkDirty marks last uses that could not be written.
 func (b *Tracker) MarkDirty(all map[string]time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -116,11 +114,10 @@ func (b *Tracker) MarkDirty(all map[string]time.Time) {
 	}
 }
 
-// maxText bounds text in bytes.
+// maxText limits a text, in bytes.
 const maxText = 64 << 10
 
-// Printable makes text of a guest fit for any store and any terminal's encoding: valid UTF-8, no zero
-// bytes, the last 64 KiB.
+// Printable returns the last 64 KiB of text as valid UTF-8 without zero bytes, safe to store.
 func Printable(text []byte) string {
 	if len(text) > maxText {
 		text = text[len(text)-maxText:]
@@ -128,8 +125,8 @@ func Printable(text []byte) string {
 	return strings.ReplaceAll(strings.ToValidUTF8(string(text), "\uFFFD"), "\x00", "")
 }
 
-// Load takes up what an earlier program remembered of a sandbox's processes, oldest first, as Processes gave it.
+// Load adds processes of a sandbox that an earlier program recorded, as Processes returned them.
 func (b *Tracker) Load(id string, old []ProcessEnd) { b.record.load(id, old) }
 
-// Processes gives how the last processes of a sandbox ended, oldest first.
+// Processes returns the last processes of a sandbox, oldest first.
 func (b *Tracker) Processes(id string) []ProcessEnd { return b.record.list(id) }

@@ -1,5 +1,4 @@
-// Package hostevents hands the events of a host to a handler, machine by machine, so that one slow machine delays no
-// other.
+// Package hostevents hands the events of a host to a handler, machine by machine.
 package hostevents
 
 import (
@@ -28,8 +27,9 @@ type Handler interface {
 	HandleEvent(ctx context.Context, e hostapi.Event) error
 }
 
-// Dispatcher hands the host's events to the sandboxes that they concern: in order for one sandbox, and
-// concurrently for different ones, so that a slow sandbox delays no other.
+// Dispatcher hands the events of a host to a handler, so that a slow machine delays no other.
+//
+// Events of one machine are handled in order, those of different machines concurrently.
 type Dispatcher struct {
 	source Source
 	handle Handler

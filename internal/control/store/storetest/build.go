@@ -29,7 +29,8 @@ func templates(t *testing.T, db *store.DB) {
 			tx.PutTag(ctx, &store.Tag{Template: "tpl1", Tag: "default", Version: "v2"}),
 			tx.PutTag(ctx, &store.Tag{Template: "tpl1", Tag: "old", Version: "v1"}))
 	})
-	for name, row := range map[string]*store.Template{"same-workspace": {ID: "x", Workspace: "w1", Name: "app"}, "everyone": {ID: "y", Workspace: "w3", Name: "app", Everyone: true}} {
+	for name, row := range map[string]*store.Template{"same-workspace": {ID: "x", Workspace: "w1", Name: "app"},
+		"everyone": {ID: "y", Workspace: "w3", Name: "app", Everyone: true}} {
 		err := db.Write(
 			ctx,
 			"test",
@@ -110,8 +111,10 @@ func builds(t *testing.T, db *store.DB) {
 	for name, tc := range map[string]struct {
 		q    store.BuildQuery
 		want int
-	}{"all": {store.BuildQuery{}, 2}, "workspace": {store.BuildQuery{Workspace: "w1"}, 1}, "states": {store.BuildQuery{States: []string{"done", "failed"}}, 1},
-		"hash": {store.BuildQuery{Hash: "h", Template: "tpl1"}, 1}, "ended": {store.BuildQuery{EndedBefore: 20}, 0}, "limit": {store.BuildQuery{Limit: 1}, 1}} {
+	}{"all": {store.BuildQuery{}, 2}, "workspace": {store.BuildQuery{Workspace: "w1"}, 1},
+		"states": {store.BuildQuery{States: []string{"done", "failed"}}, 1},
+		"hash":   {store.BuildQuery{Hash: "h", Template: "tpl1"}, 1}, "ended": {store.BuildQuery{EndedBefore: 20},
+			0}, "limit": {store.BuildQuery{Limit: 1}, 1}} {
 		if rows, err := db.Read().Builds(ctx, tc.q); err != nil || len(rows) != tc.want {
 			t.Errorf("%s: %d rows, %v; want %d", name, len(rows), err, tc.want)
 		}

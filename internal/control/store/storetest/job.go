@@ -12,7 +12,8 @@ import (
 func jobs(t *testing.T, db *store.DB) {
 	ctx := t.Context()
 	want := &store.Job{
-		ID: "job1", Kind: "build", UniqueKey: "k", Owner: "build/b1", Workspace: "w1", Payload: `{"a":1}`, State: "queued",
+		ID: "job1", Kind: "build", UniqueKey: "k", Owner: "build/b1", Workspace: "w1", Payload: `{"a":1}`,
+		State:    "queued",
 		Attempts: 1, MaxAttempts: 3, RunAfter: 10, Deadline: 90, LeaseOwner: "me", Fence: 1 << 40, LeaseExpires: 70,
 		Progress: "half", LogPosition: 7, Error: "e", Code: "c", Result: "[]", Created: 5, Started: 6,
 	}

@@ -18,9 +18,10 @@ import (
 	"time"
 )
 
-// Postgres starts a PostgreSQL server of its own, on a socket in a directory of its own, stopped with the
-// test. The function it answers makes an empty database and gives its address. Without a server program
-// the test is skipped.
+// Postgres starts a PostgreSQL server for a test, on a socket in a directory of its own.
+//
+// The server is stopped with the test.
+// The returned function makes an empty database and returns its address. Without a server program the test is skipped.
 func Postgres(t *testing.T) func(t *testing.T) string {
 	t.Helper()
 	bins, err := filepath.Glob("/usr/lib/postgresql/*/bin")

@@ -17,8 +17,10 @@ import (
 func Run(t *testing.T, open func(t *testing.T) *store.DB) {
 	for name, f := range map[string]func(*testing.T, *store.DB){
 		"sandbox": sandboxes, "filter": filters, "page": pages, "rollback": rollback, "writers": writers,
-		"event": events, "appenders": appenders, "snapshot": snapshots, "key": keys, "idempotency": idempotency, "ending": tombstones,
-		"port": ports, "audit": audits, "template": templates, "build": builds, "job": jobs, "layer": layers, "setting": settings, "used": lastUses, "seen": lastSeen,
+		"event": events, "appenders": appenders, "snapshot": snapshots, "key": keys, "idempotency": idempotency,
+		"ending": tombstones,
+		"port":   ports, "audit": audits, "template": templates, "build": builds, "job": jobs, "layer": layers,
+		"setting": settings, "used": lastUses, "seen": lastSeen,
 	} {
 		t.Run(name, func(t *testing.T) { f(t, open(t)) })
 	}
@@ -34,8 +36,10 @@ func write(t *testing.T, db *store.DB, f func(ctx context.Context, tx *store.Tx)
 func sandbox(n int) *store.Sandbox {
 	return &store.Sandbox{
 		ID: fmt.Sprintf("sbx%03d", n), Workspace: "w1", State: "running", Template: "base", Phases: "[]", VCPUs: 2,
-		MemoryMiB: 256, Env: store.Pairs{"A": "1"}, Metadata: store.Pairs{"n": fmt.Sprint(n), "odd": fmt.Sprint(n % 2), "text": "ä'\"\\ $1 ?"},
-		Egress: true, Network: `{"allow_out":["a.example"]}`, DataDisks: `[{"name":"data"}]`, Persistent: n%2 == 0, Created: int64(1000 + n/2), Active: 5,
+		MemoryMiB: 256, Env: store.Pairs{"A": "1"}, Metadata: store.Pairs{"n": fmt.Sprint(n),
+			"odd": fmt.Sprint(n % 2), "text": "ä'\"\\ $1 ?"},
+		Egress: true, Network: `{"allow_out":["a.example"]}`, DataDisks: `[{"name":"data"}]`,
+		Persistent: n%2 == 0, Created: int64(1000 + n/2), Active: 5,
 	}
 }
 
@@ -59,7 +63,10 @@ func sandboxes(t *testing.T, db *store.DB) {
 	if err != nil || fmt.Sprint(got) != fmt.Sprint(*want) {
 		t.Fatalf("read %+v, %v; want %+v", got, err, *want)
 	}
-	if err := db.Write(ctx, "test", func(ctx context.Context, tx *store.Tx) error { return tx.InsertSandbox(ctx, sandbox(1)) }); !errors.Is(
+	if err := db.Write(ctx, "test", func(ctx context.Context, tx *store.Tx) error {
+		return tx.InsertSandbox(ctx,
+			sandbox(1))
+	}); !errors.Is(
 		err,
 		store.ErrExists,
 	) {
@@ -174,7 +181,8 @@ func pages(t *testing.T, db *store.DB) {
 		t.Errorf("pages give %v, want %v", got, want)
 	}
 	rows, err := db.Read().
-		Sandboxes(t.Context(), store.SandboxQuery{Oldest: true, Since: sandbox(2).Created, BeforeCreated: sandbox(3).Created, BeforeID: "sbx003"})
+		Sandboxes(t.Context(), store.SandboxQuery{Oldest: true, Since: sandbox(2).Created,
+			BeforeCreated: sandbox(3).Created, BeforeID: "sbx003"})
 	if want := []string{"sbx004", "sbx005", "sbx006"}; err != nil || !slices.Equal(ids(rows), want) {
 		t.Errorf("oldest first behind the fourth: %v, %v, want %v", ids(rows), err, want)
 	}
@@ -325,8 +333,12 @@ func keys(t *testing.T, db *store.DB) {
 		all[1].LastUsed != 9 {
 		t.Errorf("keys %+v, %v", all, err)
 	}
-	for _, k := range []*store.Key{{Prefix: "p1", Workspace: "w", Hash: "h3"}, {Prefix: "p3", Workspace: "w", Hash: "h1"}} {
-		if err := db.Write(ctx, "test", func(ctx context.Context, tx *store.Tx) error { return tx.InsertKey(ctx, k) }); !errors.Is(
+	for _, k := range []*store.Key{{Prefix: "p1", Workspace: "w", Hash: "h3"}, {Prefix: "p3", Workspace: "w",
+		Hash: "h1"}} {
+		if err := db.Write(ctx, "test", func(ctx context.Context, tx *store.Tx) error {
+			return tx.InsertKey(ctx,
+				k)
+		}); !errors.Is(
 			err,
 			store.ErrExists,
 		) {
@@ -334,7 +346,10 @@ func keys(t *testing.T, db *store.DB) {
 		}
 	}
 	for workspace, want := range map[string]error{"other": store.ErrNotFound, "w": nil} {
-		if err := db.Write(ctx, "test", func(ctx context.Context, tx *store.Tx) error { return tx.DeleteKey(ctx, workspace, "p1") }); !errors.Is(
+		if err := db.Write(ctx, "test", func(ctx context.Context, tx *store.Tx) error {
+			return tx.DeleteKey(ctx,
+				workspace, "p1")
+		}); !errors.Is(
 			err,
 			want,
 		) {
@@ -439,7 +454,10 @@ func ports(t *testing.T, db *store.DB) {
 	if rows, err := db.Read().Aliases(t.Context()); err != nil || len(rows) != 1 || rows[0].Template != "u" {
 		t.Errorf("aliases %v, %v", rows, err)
 	}
-	if err := db.Write(t.Context(), "test", func(ctx context.Context, tx *store.Tx) error { return tx.DeletePort(ctx, "a", 22) }); !errors.Is(
+	if err := db.Write(t.Context(), "test", func(ctx context.Context,
+		tx *store.Tx) error {
+		return tx.DeletePort(ctx, "a", 22)
+	}); !errors.Is(
 		err,
 		store.ErrNotFound,
 	) {
@@ -486,7 +504,10 @@ func lastUses(t *testing.T, db *store.DB) {
 	insert(t, db, sandbox(1))
 	for _, at := range []int64{50, 40} {
 		write(t, db, func(ctx context.Context, tx *store.Tx) error {
-			return tx.PutLastUses(ctx, []store.LastUse{{ID: "sbx001", Active: at, Due: at + 1}, {ID: "none", Active: at}})
+			return tx.PutLastUses(
+				ctx,
+				[]store.LastUse{{ID: "sbx001", Active: at, Due: at + 1}, {ID: "none", Active: at}},
+			)
 		})
 	}
 	if s, err := db.Read().Sandbox(t.Context(), "sbx001"); err != nil || s.Active != 50 || s.Due != 51 {
