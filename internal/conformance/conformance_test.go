@@ -13,6 +13,7 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm/vmmtest"
 )
 
+// lab returns a lab whose machines are those of the fake driver d.
 func lab(t *testing.T, d *fake.Driver) vmmtest.Lab {
 	t.Helper()
 	return vmmtest.Lab{
@@ -47,37 +48,38 @@ func TestSuitePasses(t *testing.T) {
 		}
 	}
 	if !r.Passed() || seen != len(r.Results) || seen < len(vmmtest.Cases()) || r.Driver.Name != "fake" {
-		t.Errorf("got %d of %d results, %+v", seen, len(r.Results), r.Driver)
+		t.Errorf("passed %v, %d results reported of %d, driver %+v; want a pass, all reported, and the fake driver",
+			r.Passed(), seen, len(r.Results), r.Driver)
 	}
 	if rows := r.Rows(); len(r.Latencies) == 0 || strings.Count(rows, "\n") != len(r.Latencies)+2 ||
 		!strings.Contains(rows, "fake 1.0, none") {
-		t.Errorf("rows are\n%s", rows)
+		t.Errorf("Rows() =\n%s\nwant a header and one row for each of %d latencies", rows, len(r.Latencies))
 	}
 	if left := d.Monitors(); len(left) != 0 {
-		t.Errorf("monitors left: %v", left)
+		t.Errorf("monitors left over: %v, want none", left)
 	}
 }
 
-func TestSuiteTellsFailures(t *testing.T) {
+func TestSuiteReportsFailures(t *testing.T) {
 	d := fake.New()
 	d.OnStep(func(op, id string) error {
 		if op == fake.OpResume {
-			return errors.New("it does not go on")
+			return errors.New("injected resume failure")
 		}
 		return nil
 	})
 	r := conformance.Suite(t.Context(), lab(t, d), nil)
 	at := slices.IndexFunc(r.Results, func(r conformance.Result) bool { return r.Name == "pause" })
-	if r.Passed() || at < 0 || !strings.Contains(strings.Join(r.Results[at].Errs, " "), "it does not go on") {
-		t.Errorf("got %+v", r.Results)
+	if r.Passed() || at < 0 || !strings.Contains(strings.Join(r.Results[at].Errs, " "), "injected resume failure") {
+		t.Errorf("results = %+v, want case pause to fail with the injected error", r.Results)
 	}
 	if left := d.Monitors(); len(left) != 0 {
-		t.Errorf("monitors left: %v", left)
+		t.Errorf("monitors left over: %v, want none", left)
 	}
 	d = fake.New()
-	d.FailNext(fake.OpBoot, errors.New("it does not boot"))
+	d.FailNext(fake.OpBoot, errors.New("injected boot failure"))
 	if r := conformance.Suite(t.Context(), lab(t, d), nil); r.Passed() || len(r.Results) != 2 {
-		t.Errorf("without a machine: got %+v", r.Results)
+		t.Errorf("results without a baked machine = %+v, want a failed bake and the end", r.Results)
 	}
 }
 
@@ -92,6 +94,6 @@ func TestRunner(t *testing.T) {
 		t.Error("never")
 	})
 	if strings.Join(r.Errs, ",") != "one,two,cleanup" || strings.Join(order, ",") != "last,context canceled,first" {
-		t.Errorf("got %v, %v", r.Errs, order)
+		t.Errorf("errors %v, cleanups %v; want errors one, two, cleanup, and cleanups last, first", r.Errs, order)
 	}
 }

@@ -17,35 +17,35 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm/vmmtest"
 )
 
-// Options say what a run starts from.
+// Options configures a run of the suite.
 type Options struct {
-	DataDir string // with a guest kernel, on a file system that shares blocks; setup makes it
-	Agent   string // the guest agent's program
-	// Open makes a driver that keeps what it needs below dir. It is called again when a host agent dies.
+	DataDir string // data directory with a guest kernel, on a file system with reflinks; see 'pandastack setup'
+	Agent   string // path of the guest agent's program
+	// Open opens a driver that stores its files below dir. The suite calls it again to simulate a new host agent.
 	Open func(ctx context.Context, dir string) (vmm.Driver, error)
-	Log  func(line string) // of the building of the root disk; may be nil
+	Log  func(line string) // receives the log of building the root disk; may be nil
 }
 
-// nobody runs the monitors.
-const nobody = 65534
+// monitorUser is the unprivileged user and group of the monitors.
+const monitorUser = 65534
 
-// memoryMiB is the machines' memory.
+// memoryMiB is the memory of each machine.
 const memoryMiB = 256
 
-// Lab makes what the suite needs in the data directory. The second answer removes it again, apart from the
-// root disk.
+// Lab prepares the data directory for the suite. The returned function removes everything but the root disk, which the
+// next run uses again.
 func Lab(ctx context.Context, o Options) (vmmtest.Lab, func() error, error) {
 	boot, err := kernel.Find(ctx, filepath.Join(o.DataDir, "kernel"), o.Agent)
 	if err != nil {
 		return vmmtest.Lab{}, nil, err
 	}
-	a, err := enter(ctx, o)
+	a, err := openWorkdir(ctx, o)
 	if err != nil {
 		return vmmtest.Lab{}, nil, err
 	}
 	root, err := rootDisk(ctx, o)
 	if err != nil {
-		return vmmtest.Lab{}, nil, errors.Join(fmt.Errorf("make the root disk: %w", err), a.leave())
+		return vmmtest.Lab{}, nil, errors.Join(fmt.Errorf("build the root disk: %w", err), a.close())
 	}
 	dir := a.dir
 	return vmmtest.Lab{
@@ -65,10 +65,10 @@ func Lab(ctx context.Context, o Options) (vmmtest.Lab, func() error, error) {
 		},
 		Spec: vmm.Spec{
 			VCPUs: 1, MemoryMiB: memoryMiB, Kernel: boot.Kernel, Initramfs: boot.Initramfs, Cmdline: boot.Cmdline,
-			Confine: vmm.Confine{UID: nobody, GID: nobody},
+			Confine: vmm.Confine{UID: monitorUser, GID: monitorUser},
 		},
 		Disk: func(t vmmtest.TB, path string) {
-			if err := errors.Join(disk.Clone(root, path), os.Chown(path, nobody, nobody)); err != nil {
+			if err := errors.Join(disk.Clone(root, path), os.Chown(path, monitorUser, monitorUser)); err != nil {
 				t.Fatal(err)
 			}
 		},
@@ -77,7 +77,7 @@ func Lab(ctx context.Context, o Options) (vmmtest.Lab, func() error, error) {
 			if err == nil {
 				err = errors.Join(
 					imagebuild.Ext4(t.Context(), empty, path, 32, "data", o.Log),
-					os.Chown(path, nobody, nobody),
+					os.Chown(path, monitorUser, monitorUser),
 					os.Remove(empty),
 				)
 			}
@@ -90,18 +90,19 @@ func Lab(ctx context.Context, o Options) (vmmtest.Lab, func() error, error) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := errors.Join(disk.CloneInto(from.Name(), f), f.Close(), os.Chown(to, nobody, nobody)); err != nil {
+			err = errors.Join(disk.CloneInto(from.Name(), f), f.Close(), os.Chown(to, monitorUser, monitorUser))
+			if err != nil {
 				t.Fatal(err)
 			}
 		},
-	}, a.leave, nil
+	}, a.close, nil
 }
 
-// abandon does what the death of a host agent does: a driver lets go of its machines.
+// abandon simulates the death of a host agent: it closes the driver and leaves the machines running.
 func abandon(t vmmtest.TB, d vmm.Driver) {
 	c, ok := d.(interface{ Close() error })
 	if !ok {
-		t.Fatal("the driver cannot let go of its machines")
+		t.Fatal("the driver has no Close method to leave its machines running")
 		return
 	}
 	if err := c.Close(); err != nil {
@@ -109,7 +110,7 @@ func abandon(t vmmtest.TB, d vmm.Driver) {
 	}
 }
 
-// rootDisk builds the disk of the smallest template, once.
+// rootDisk returns the path of the root disk of template mini, and builds the disk if it does not exist.
 func rootDisk(ctx context.Context, o Options) (string, error) {
 	all, err := recipe.Builtin(recipe.Options{})
 	if err != nil {
@@ -117,7 +118,7 @@ func rootDisk(ctx context.Context, o Options) (string, error) {
 	}
 	mini, ok := all["mini"]
 	if !ok {
-		return "", errors.New("there is no template mini")
+		return "", errors.New("there is no built-in template mini")
 	}
 	dir := filepath.Join(o.DataDir, "conformance")
 	path := filepath.Join(dir, "mini-"+mini.Digest()[:16]+".img")

@@ -1,9 +1,8 @@
-// Package conformance runs the suite that every driver of machines passes outside of go test: on a user's
-// host, with a real guest kernel, and tells how long things take there.
+// Package conformance runs the suite of VMM drivers on a user's host, outside of go test.
 //
-// It owns what a suite needs of its surroundings (Runner), and what such a run starts from (Lab). It must
-// not know what the suite asks. Nothing is left when it returns but a root disk in the data directory, for
-// the next run. One run at a time in a data directory.
+// The suite is in vmmtest and runs with a real guest kernel. This package provides what the suite needs of the testing
+// package (Runner) and of the host (Lab), and reports latencies. After a run, only a root disk for the next run stays
+// in the data directory. A data directory can be used by one run at a time.
 package conformance
 
 import (
@@ -17,15 +16,14 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm/vmmtest"
 )
 
-// Result is one case that was run.
+// Result is the result of one case.
 type Result struct {
 	Name string        `json:"name"`
 	Took time.Duration `json:"took_ns"`
-	Errs []string      `json:"errors,omitempty"` // empty: it passed
+	Errs []string      `json:"errors,omitempty"` // empty if the case passed
 }
 
-// Runner is a vmmtest.TB that is no test. What it is given to do runs in a goroutine of its own, so that
-// Fatal can end it.
+// Runner implements vmmtest.TB outside of go test. Each function runs in its own goroutine, which Fatal ends.
 type Runner struct {
 	ctx context.Context
 
@@ -36,13 +34,13 @@ type Runner struct {
 
 var _ vmmtest.TB = (*Runner)(nil)
 
-// Run does one thing, then its cleanups, last-first, and tells what became of it.
+// Run runs do and then its cleanups, last one first, and returns the result.
 func Run(ctx context.Context, name string, do func(vmmtest.TB)) Result {
 	began := time.Now()
 	r := &Runner{}
 	var end context.CancelFunc
 	r.ctx, end = context.WithCancel(ctx)
-	r.inside(func() { do(r) })
+	r.run(func() { do(r) })
 	end()
 	for {
 		r.mu.Lock()
@@ -54,13 +52,13 @@ func Run(ctx context.Context, name string, do func(vmmtest.TB)) Result {
 		last := r.cleanup[n-1]
 		r.cleanup = r.cleanup[:n-1]
 		r.mu.Unlock()
-		r.inside(last)
+		r.run(last)
 	}
 	return Result{Name: name, Took: time.Since(began), Errs: slices.Clone(r.errs)}
 }
 
-// inside runs do in a goroutine that Fatal may end, and waits for it.
-func (r *Runner) inside(do func()) {
+// run calls do in a goroutine that Fatal may end, and waits for it.
+func (r *Runner) run(do func()) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -69,20 +67,20 @@ func (r *Runner) inside(do func()) {
 	<-done
 }
 
-// Helper does nothing: there are no lines to leave out.
+// Helper does nothing: errors of a Runner have no line numbers.
 func (r *Runner) Helper() {}
 
-// Context ends before the cleanups.
+// Context returns a context that is canceled before the cleanups run.
 func (r *Runner) Context() context.Context { return r.ctx }
 
-// Cleanup registers what is done at the end.
+// Cleanup registers a function to run at the end.
 func (r *Runner) Cleanup(do func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.cleanup = append(r.cleanup, do)
 }
 
-// Error notes a failure and goes on.
+// Error records a failure and continues.
 func (r *Runner) Error(args ...any) {
 	text := fmt.Sprintln(args...)
 	r.mu.Lock()
@@ -93,7 +91,7 @@ func (r *Runner) Error(args ...any) {
 // Errorf is Error with a format.
 func (r *Runner) Errorf(format string, args ...any) { r.Error(fmt.Sprintf(format, args...)) }
 
-// Fatal notes a failure and ends what calls it.
+// Fatal records a failure and ends the calling function's goroutine.
 func (r *Runner) Fatal(args ...any) {
 	r.Error(args...)
 	runtime.Goexit()

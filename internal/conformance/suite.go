@@ -10,7 +10,7 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm/vmmtest"
 )
 
-// Latency is how long something took, several times.
+// Latency summarizes how long an operation took.
 type Latency struct {
 	Name  string        `json:"name"`
 	Count int           `json:"count"`
@@ -19,63 +19,63 @@ type Latency struct {
 	Most  time.Duration `json:"max_ns"`
 }
 
-// Report is one run of the suite.
+// Report is the result of one run of the suite.
 type Report struct {
 	Driver    vmm.Capabilities `json:"driver"`
 	Results   []Result         `json:"results"`
 	Latencies []Latency        `json:"latencies"`
 }
 
-// Passed tells whether every case did.
+// Passed reports whether every case passed.
 func (r Report) Passed() bool {
 	return len(r.Results) > 0 && !slices.ContainsFunc(r.Results, func(r Result) bool { return len(r.Errs) > 0 })
 }
 
-// samples is how often each latency is taken.
+// samples is the number of measurements of each latency.
 const samples = 20
 
-// Suite bakes a machine, holds the driver to every case, and measures. Each result is told to each, which
-// may be nil, as it comes. Without a baked machine there is no other case.
+// Suite bakes a machine, runs every case, and measures latencies. It calls each, which may be nil, after every case.
+// If the bake fails, it runs no other case.
 func Suite(ctx context.Context, lab vmmtest.Lab, each func(Result)) Report {
 	var report Report
-	tell := func(r Result) bool {
+	record := func(r Result) bool {
 		report.Results = append(report.Results, r)
 		if each != nil {
 			each(r)
 		}
 		return len(r.Errs) == 0
 	}
-	// The image lives until everything is over, so all of it runs inside the first case.
+	// The baked machine must exist until the end, so everything runs inside one outer case.
 	outer := Run(ctx, "end", func(t vmmtest.TB) {
 		var h *vmmtest.Host
 		began := time.Now()
-		baked := Run(ctx, "bake", func(inner vmmtest.TB) { h = vmmtest.Bake(longer{inner, t}, lab) })
+		baked := Run(ctx, "bake", func(inner vmmtest.TB) { h = vmmtest.Bake(bakeTB{inner, t}, lab) })
 		baked.Took = time.Since(began)
-		if !tell(baked) {
+		if !record(baked) {
 			return
 		}
 		report.Driver = h.Driver.Capabilities()
 		vmmtest.Run(h, func(name string, test func(vmmtest.TB)) {
 			if ctx.Err() == nil {
-				tell(Run(ctx, name, test))
+				record(Run(ctx, name, test))
 			}
 		})
-		tell(Run(ctx, "measure", func(t vmmtest.TB) { report.Latencies = measure(t, h) }))
+		record(Run(ctx, "measure", func(t vmmtest.TB) { report.Latencies = measure(t, h) }))
 	})
-	tell(outer)
+	record(outer)
 	return report
 }
 
-// longer fails as one case does, and is cleaned up with another.
-type longer struct {
+// bakeTB reports failures to the embedded TB, and takes context and cleanups from outer, which ends later.
+type bakeTB struct {
 	vmmtest.TB
-	life vmmtest.TB
+	outer vmmtest.TB
 }
 
-func (l longer) Context() context.Context { return l.life.Context() }
-func (l longer) Cleanup(do func())        { l.life.Cleanup(do) }
+func (l bakeTB) Context() context.Context { return l.outer.Context() }
+func (l bakeTB) Cleanup(do func())        { l.outer.Cleanup(do) }
 
-// measure takes times of what users wait for.
+// measure measures the operations that users wait for.
 func measure(t vmmtest.TB, h *vmmtest.Host) []Latency {
 	names := []string{
 		"restore until the guest runs",
@@ -94,7 +94,7 @@ func measure(t vmmtest.TB, h *vmmtest.Host) []Latency {
 		run := func() time.Duration {
 			began := time.Now()
 			if r := m.Run(t, "echo"); r.Exit.Code != 0 {
-				t.Fatalf("echo ended with %+v", r.Exit)
+				t.Fatalf("exit of echo = %+v, want code 0", r.Exit)
 			}
 			return time.Since(began)
 		}
@@ -122,7 +122,7 @@ func measure(t vmmtest.TB, h *vmmtest.Host) []Latency {
 	return all
 }
 
-// Rows are the latencies as rows of SPECIFICATION.md.
+// Rows returns the latencies as rows of a table in SPECIFICATION.md.
 func (r Report) Rows() string {
 	out := "| what | driver | p50 | p95 |\n|---|---|---|---|\n"
 	for _, l := range r.Latencies {

@@ -12,14 +12,15 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm"
 )
 
-// workdir is where one run has its machines. Below it lies what the next one would begin with: nothing.
+// workdir is the directory of one run's machines. It is removed at the end of the run.
 type workdir struct {
 	dir  string
 	lock *os.File
 }
 
-// enter takes the arena in a data directory for one run, and ends and removes what a run left there that was killed.
-func enter(ctx context.Context, o Options) (_ *workdir, err error) {
+// openWorkdir locks the work directory in a data directory for one run. It first kills the monitors and removes the
+// files that an interrupted run left there.
+func openWorkdir(ctx context.Context, o Options) (_ *workdir, err error) {
 	home := filepath.Join(o.DataDir, "conformance")
 	if err := os.MkdirAll(home, 0o711); err != nil {
 		return nil, err
@@ -36,21 +37,21 @@ func enter(ctx context.Context, o Options) (_ *workdir, err error) {
 	err = unix.Flock(int(a.lock.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 	if errors.Is(err, unix.EWOULDBLOCK) {
 		return nil, fmt.Errorf(
-			"another run of the suite uses %s: wait for its end, or take another data directory",
+			"another run of the suite uses %s; wait until it ends, or choose another data directory",
 			o.DataDir,
 		)
 	}
 	if err == nil {
-		err = a.clear(ctx, o)
+		err = a.removeRemnants(ctx, o)
 	}
 	if err == nil {
-		err = errors.Join(os.Mkdir(a.dir, 0o711), os.Chmod(a.dir, 0o711)) // whatever the mask is
+		err = errors.Join(os.Mkdir(a.dir, 0o711), os.Chmod(a.dir, 0o711)) // Mkdir applies the umask
 	}
 	return a, err
 }
 
-// clear ends the monitors that a run left and removes their files.
-func (a *workdir) clear(ctx context.Context, o Options) (err error) {
+// removeRemnants kills the monitors that an interrupted run left and removes their files.
+func (a *workdir) removeRemnants(ctx context.Context, o Options) (err error) {
 	left, err := filepath.Glob(filepath.Join(a.dir, "m*"))
 	if err != nil || len(left) == 0 {
 		return errors.Join(err, os.RemoveAll(a.dir))
@@ -68,5 +69,5 @@ func (a *workdir) clear(ctx context.Context, o Options) (err error) {
 	return errors.Join(err, os.RemoveAll(a.dir))
 }
 
-// leave removes what is there and lets the next run in.
-func (a *workdir) leave() error { return errors.Join(os.RemoveAll(a.dir), a.lock.Close()) }
+// close removes the work directory and unlocks it.
+func (a *workdir) close() error { return errors.Join(os.RemoveAll(a.dir), a.lock.Close()) }

@@ -14,8 +14,8 @@ import (
 	"github.com/pandastack/pandastack/internal/integrationtest"
 )
 
-// answer asks a path with the world's key, in the forms of both faces.
-func answer(t *testing.T, w *integrationtest.World, path string) (status int, body string) {
+// get requests a path with the platform's key, in the headers of both APIs.
+func get(t *testing.T, w *integrationtest.Platform, path string) (status int, body string) {
 	t.Helper()
 	rq, err := http.NewRequestWithContext(t.Context(), http.MethodGet, w.URL+path, nil)
 	if err != nil {
@@ -35,10 +35,10 @@ func answer(t *testing.T, w *integrationtest.World, path string) (status int, bo
 	return res.StatusCode, string(text)
 }
 
-// TestAfterTheEnd ends sandboxes in every way there is, and asks for each afterwards over both faces, before and
-// after the node was lost and after it was stopped: why it ended, how its processes did, what they printed, what
-// happened and what it took last are all known.
-func TestAfterTheEnd(t *testing.T) {
+// TestEndedSandboxCanBeInspected ends sandboxes in every possible way, and then requests each of them through both
+// APIs: at once, after a crash of the node, and after a clean stop. The reason, the processes and their output, the
+// events and the last metrics must be available.
+func TestEndedSandboxCanBeInspected(t *testing.T) {
 	w := integrationtest.New(t)
 	short, once := int64(1), api.CreateRequest{}
 	ways := []struct {
@@ -57,11 +57,11 @@ func TestAfterTheEnd(t *testing.T) {
 		}},
 		{"crash", once, func(id api.SandboxID) error {
 			if !w.Driver.Crash(string(id), errors.New("injected")) {
-				return errors.New("it has no monitor")
+				return errors.New("the sandbox has no monitor")
 			}
 			return nil
 		}},
-		{"host_lost", once, func(api.SandboxID) error { return nil }}, // by the stop of the node
+		{"host_lost", once, func(api.SandboxID) error { return nil }}, // ended by the stop of the node
 	}
 	ids := map[string]api.SandboxID{}
 	for _, way := range ways {
@@ -69,7 +69,7 @@ func TestAfterTheEnd(t *testing.T) {
 		sh(t, w, sb.ID, "echo printed by "+way.reason+"; echo wrong >&2; exit 7")
 		ids[way.reason] = sb.ID
 	}
-	w.Crash() // what it saw of processes is known to the next node
+	w.Crash() // the next node must know the processes that this one saw
 	for _, way := range ways {
 		sh(t, w, ids[way.reason], "echo again")
 		if err := way.end(ids[way.reason]); err != nil {
@@ -77,19 +77,19 @@ func TestAfterTheEnd(t *testing.T) {
 		}
 	}
 	for _, way := range ways[:len(ways)-1] {
-		until(t, "it ended by "+way.reason, func() bool {
-			status, _ := answer(t, w, "/v1/sandboxes/"+string(ids[way.reason]))
+		until(t, "the sandbox ended with reason "+way.reason, func() bool {
+			status, _ := get(t, w, "/v1/sandboxes/"+string(ids[way.reason]))
 			return status == http.StatusNotFound
 		})
 	}
 	for _, when := range []struct {
 		name string
 		do   func()
-		ways int // of the table that have ended by then
+		ways int // number of entries of ways that have ended by then
 	}{{"at once", func() {}, 4}, {"after a crash", w.Crash, 4}, {"after a stop", w.Restart, 5}} {
 		when.do()
 		for _, way := range ways[:when.ways] {
-			t.Run(way.reason+" "+when.name, func(t *testing.T) { known(t, w, ids[way.reason], way.reason) })
+			t.Run(way.reason+" "+when.name, func(t *testing.T) { checkEnded(t, w, ids[way.reason], way.reason) })
 		}
 	}
 }
@@ -106,10 +106,10 @@ func until(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-// known checks what both faces tell of a sandbox that ended.
-func known(t *testing.T, w *integrationtest.World, id api.SandboxID, reason string) {
+// checkEnded checks what both APIs return for a sandbox that ended.
+func checkEnded(t *testing.T, w *integrationtest.Platform, id api.SandboxID, reason string) {
 	t.Helper()
-	status, body := answer(t, w, "/v1/sandboxes/"+string(id))
+	status, body := get(t, w, "/v1/sandboxes/"+string(id))
 	var e struct {
 		Code    api.Code
 		Details struct {
@@ -124,15 +124,22 @@ func known(t *testing.T, w *integrationtest.World, id api.SandboxID, reason stri
 	}
 	if err := json.Unmarshal([]byte(body), &e); err != nil || status != http.StatusNotFound || e.Code != api.NotFound ||
 		e.Details.Reason != reason {
-		t.Errorf("%d %s, %v", status, body, err)
+		t.Errorf(
+			"GET sandbox = %d %s (%v), want 404 with code %s and reason %s",
+			status,
+			body,
+			err,
+			api.NotFound,
+			reason,
+		)
 	}
 	if p := e.Details.Processes; len(p) != 2 || !p[0].Exited || p[0].Code != 7 ||
 		!strings.Contains(p[0].Command, reason) ||
 		p[1].Code != 0 {
-		t.Errorf("processes %+v", p)
+		t.Errorf("processes = %+v, want two, the first one with its command and exit code 7", p)
 	}
 	if m := e.Details.Metrics; m == nil || m.UptimeSeconds <= 0 {
-		t.Errorf("metrics %+v", m)
+		t.Errorf("metrics = %+v, want an uptime above 0", m)
 	}
 	printed := "printed by " + reason + "\n"
 	for path, want := range map[string][]string{
@@ -145,17 +152,19 @@ func known(t *testing.T, w *integrationtest.World, id api.SandboxID, reason stri
 		"/v2/sandboxes/%s/logs":               {"printed by " + reason, `"level":"error"`},
 		"/sandboxes/%s/metrics":               {"["},
 	} {
-		status, body := answer(t, w, fmt.Sprintf(path, id))
+		status, body := get(t, w, fmt.Sprintf(path, id))
 		for _, part := range want {
 			if status != http.StatusOK || !strings.Contains(body, part) {
-				t.Errorf("%s: %d %s\nwithout %q", path, status, body, part)
+				t.Errorf("GET %s = %d %s\nwant 200 with %q", path, status, body, part)
 			}
 		}
 	}
-	for _, path := range []string{"/v1/sandboxes/%s/metrics", "/v1/sandboxes/%s/processes", "/v1/sandboxes/%s/ports", "/sandboxes/%s"} {
-		status, body := answer(t, w, fmt.Sprintf(path, id))
+	for _, path := range []string{
+		"/v1/sandboxes/%s/metrics", "/v1/sandboxes/%s/processes", "/v1/sandboxes/%s/ports", "/sandboxes/%s",
+	} {
+		status, body := get(t, w, fmt.Sprintf(path, id))
 		if status != http.StatusNotFound || !strings.Contains(body, "it ended at ") {
-			t.Errorf("%s: %d %s", path, status, body)
+			t.Errorf("GET %s = %d %s, want 404 with the time of the end", path, status, body)
 		}
 	}
 }

@@ -12,8 +12,8 @@ import (
 	"github.com/pandastack/pandastack/internal/integrationtest"
 )
 
-// The content of testdata/earlier-release.tar.gz: a data directory written by the program before its packages and settings
-// were renamed, with fake machines. The key is of its default workspace.
+// The content of testdata/earlier-release.tar.gz: a data directory written by the program before its packages and
+// settings were renamed, with fake machines. The key is of its default workspace.
 const (
 	earlierKey        = "pds_8427fb95dc277800d9e7e228079e5436"
 	earlierHibernated = api.SandboxID("sbxbauupw7tip5oztvayux6") // persistent, hibernated by a request
@@ -21,8 +21,8 @@ const (
 	earlierSnapshot   = api.SnapshotID("snpjqcm7gynksqztqvt5mea")
 )
 
-// TestDataDirectoryOfEarlierRelease starts this program with a data directory that an earlier release wrote, and uses the
-// template, sandboxes and snapshot in it.
+// TestDataDirectoryOfEarlierRelease starts this program with a data directory that an earlier release wrote, and uses
+// the template, sandboxes and snapshot in it.
 func TestDataDirectoryOfEarlierRelease(t *testing.T) {
 	dir := t.TempDir()
 	unpackTar(t, "testdata/earlier-release.tar.gz", dir)

@@ -1,10 +1,8 @@
-// Package integrationtest is the whole platform in one process: the real control plane and its faces, over a
-// real host agent, over fake machines. What runs below is package fake; all that stands on it is what a
-// node assembles.
+// Package integrationtest runs the whole platform in one process, over machines of package fake.
 //
-// A World can lose its node and get another, as by kill -9 or by a clean stop; its machines, as processes
-// do, live on. It belongs to one test and to one goroutine at a time. It uses no privilege, and nothing
-// outside the test's directory and the loopback address.
+// The control plane, its APIs and the host agent are the real ones, assembled as package node does. A Platform can
+// restart its node, after a crash or after a clean stop; the fake machines survive like processes do. It needs no
+// privileges, and uses nothing but the test's directory and the loopback interface.
 package integrationtest
 
 import (
@@ -35,91 +33,92 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm/fake"
 )
 
-// World is a platform with one template, "base", that bakes in a moment.
-type World struct {
-	Driver *fake.Driver // the machines; they outlive the node
-	Dir    string       // the node's data
-	URL    string       // of the API, as long as this node lives
-	Key    string       // of the default workspace
+// Platform is a node over fake machines with one template, "base". It must not be used concurrently.
+type Platform struct {
+	Driver *fake.Driver // driver of the machines, which outlive the node
+	Dir    string       // data directory of the node
+	URL    string       // URL of the API; changes when the node restarts
+	Key    string       // API key of the default workspace
 	Client *client.Client
 
 	t    *testing.T
 	undo []func()
 	host *agent.Host
 
-	memory, space atomic.Int64 // bytes that are free
+	memory, space atomic.Int64 // free bytes of memory and disk
 }
 
-// What is free unless a test says otherwise, in bytes.
+// Free memory and disk space unless a test calls SetFree, in bytes.
 const (
 	plentyOfMemory = 1 << 36
 	plentyOfSpace  = 1 << 40
 )
 
-// SetFree says how many bytes of memory and of disk are free from now on.
-func (w *World) SetFree(memory, disk int64) {
+// SetFree sets how many bytes of memory and disk the host reports as free.
+func (w *Platform) SetFree(memory, disk int64) {
 	w.memory.Store(memory)
 	w.space.Store(disk)
 }
 
-// New starts a platform. It ends with the test, and must then have left no machine behind that it was not
-// told to keep.
-func New(t *testing.T) *World {
+// New starts a platform that stops at the end of the test.
+func New(t *testing.T) *Platform {
 	t.Helper()
 	return Open(t, t.TempDir(), "")
 }
 
 // Open is New with an existing data directory, of which key is an API key.
-func Open(t *testing.T, dir, key string) *World {
+func Open(t *testing.T, dir, key string) *Platform {
 	t.Helper()
-	w := &World{t: t, Driver: fake.New(), Dir: dir, Key: key}
+	w := &Platform{t: t, Driver: fake.New(), Dir: dir, Key: key}
 	w.SetFree(plentyOfMemory, plentyOfSpace)
 	w.start()
 	t.Cleanup(w.stop)
 	return w
 }
 
-// Crash ends the node as kill -9 does, and starts another: machines run on and are adopted.
-func (w *World) Crash() {
+// Crash stops the node as kill -9 does and starts another one, which adopts the running machines.
+func (w *Platform) Crash() {
 	w.t.Helper()
 	w.host.SetLeaveRunning(true)
 	w.stop()
 	w.start()
 }
 
-// Restart stops the node cleanly and starts another: what is persistent is hibernated, the rest ends.
-func (w *World) Restart() {
+// Restart stops the node cleanly and starts another one. Persistent sandboxes are hibernated, others end.
+func (w *Platform) Restart() {
 	w.t.Helper()
 	w.stop()
 	w.start()
 }
 
-// stop ends this node once.
-func (w *World) stop() {
+// stop stops the node. Further calls do nothing.
+func (w *Platform) stop() {
 	for i := len(w.undo) - 1; i >= 0; i-- {
 		w.undo[i]()
 	}
 	w.undo = nil
 }
 
-func (w *World) later(f func()) { w.undo = append(w.undo, f) }
+// cleanup registers a function that stop calls, last one first.
+func (w *Platform) cleanup(f func()) { w.undo = append(w.undo, f) }
 
-func (w *World) must(err error) {
+// must fails the test if err is not nil.
+func (w *Platform) must(err error) {
 	w.t.Helper()
 	if err != nil {
 		w.t.Fatal(err)
 	}
 }
 
-// start makes a node over the data directory and the machines that there are.
-func (w *World) start() {
+// start starts a node with the platform's data directory and machines.
+func (w *Platform) start() {
 	w.t.Helper()
 	ctx := w.t.Context()
 	log := slog.New(slog.NewTextHandler(io.Discard, nil))
 	host := w.openHost(ctx, log)
 	db, err := store.Open(ctx, store.Config{DSN: filepath.Join(w.Dir, "control.db")})
 	w.must(err)
-	w.later(func() { _ = db.Close() }) // nothing reads it any more
+	w.cleanup(func() { _ = db.Close() }) // the node has stopped
 	keys, err := auth.New(db, log)
 	w.must(err)
 	templates, err := template.New(host, db, template.BuiltinAliases())
@@ -133,13 +132,13 @@ func (w *World) start() {
 		boxes, templates, keys, runner,
 	)
 	w.must(err)
-	w.later(e2bAPI.Close)
+	w.cleanup(e2bAPI.Close)
 	ports := proxy.New(proxy.Config{
 		Resolver:    proxy.NewSandboxResolver(boxes, e2bAPI.SandboxConfig(nil)),
 		HideHeaders: e2b.HiddenHeaders(),
 		Log:         log,
 	})
-	w.later(ports.Close)
+	w.cleanup(ports.Close)
 	v1, err := httpapi.New(
 		httpapi.Config{Version: "test", PreviewKey: bytes.Repeat([]byte("k"), 32)},
 		httpapi.Deps{
@@ -159,31 +158,32 @@ func (w *World) start() {
 		w.Key = key
 	}
 	w.must(boxes.Reconcile(ctx))
-	w.live(boxes.Run)
-	w.live(past.Run)
+	w.runUntilStop(boxes.Run)
+	w.runUntilStop(past.Run)
 	srv := httptest.NewServer(ports.Middleware(e2bAPI.Middleware(v1)))
-	w.later(srv.Close)
+	w.cleanup(srv.Close)
 	w.URL = srv.URL
 	w.Client, err = client.New(w.URL, w.Key)
 	w.must(err)
 }
 
-// live runs a component until this node ends.
-func (w *World) live(run func(context.Context) error) {
+// runUntilStop runs a component until the node stops.
+func (w *Platform) runUntilStop(run func(context.Context) error) {
 	ctx, stop := context.WithCancel(context.WithoutCancel(w.t.Context()))
 	done := make(chan error, 1)
 	go func() { done <- run(ctx) }()
-	w.later(func() {
+	w.cleanup(func() {
 		stop()
 		<-done
 	})
 }
 
-// openHost makes the host agent.
-func (w *World) openHost(ctx context.Context, log *slog.Logger) *agent.Host {
+// openHost creates the host agent.
+func (w *Platform) openHost(ctx context.Context, log *slog.Logger) *agent.Host {
 	w.t.Helper()
 	recipe := bake.Recipe{
-		Name: "base", VCPUs: 1, MemoryMiB: 64, DiskMiB: 1, Digest: "d1", Ready: "true", Warm: []string{"echo warm"}, User: "user", Workdir: "/home/user",
+		Name: "base", VCPUs: 1, MemoryMiB: 64, DiskMiB: 1, Digest: "d1",
+		Ready: "true", Warm: []string{"echo warm"}, User: "user", Workdir: "/home/user",
 		Build: func(_ context.Context, _, image string, _, _ func(string)) error {
 			return os.WriteFile(image, make([]byte, 1<<20), 0o600)
 		},
@@ -197,7 +197,7 @@ func (w *World) openHost(ctx context.Context, log *slog.Logger) *agent.Host {
 			Kernel:     func(context.Context) (machine.Kernel, error) { return machine.Kernel{}, nil },
 		},
 	}, agent.Deps{
-		Machine:  machine.Deps{Driver: w.Driver, Network: Network{}, Cgroups: Groups{}, Disks: Disks{}, Link: Link},
+		Machine:  machine.Deps{Driver: w.Driver, Network: Network{}, Cgroups: Cgroups{}, Disks: Disks{}, Link: Link},
 		Platform: func(context.Context) (string, error) { return "test", nil },
 		Rewrite:  func(_ context.Context, src, dst string) error { return Disks{}.Clone(src, dst) },
 		Log:      log,
@@ -205,11 +205,11 @@ func (w *World) openHost(ctx context.Context, log *slog.Logger) *agent.Host {
 	w.must(err)
 	w.must(host.Open(ctx))
 	w.host = host
-	w.later(func() {
+	w.cleanup(func() {
 		if err := host.Close(context.WithoutCancel(ctx)); err != nil {
 			w.t.Error(err)
 		}
 	})
-	w.live(host.Run)
+	w.runUntilStop(host.Run)
 	return host
 }

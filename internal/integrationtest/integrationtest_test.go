@@ -19,7 +19,8 @@ import (
 	"github.com/pandastack/pandastack/internal/integrationtest"
 )
 
-func create(t *testing.T, w *integrationtest.World, req api.CreateRequest) api.Sandbox {
+// create creates a sandbox.
+func create(t *testing.T, w *integrationtest.Platform, req api.CreateRequest) api.Sandbox {
 	t.Helper()
 	sb, err := w.Client.Sandboxes.Create(t.Context(), req)
 	if err != nil {
@@ -28,8 +29,8 @@ func create(t *testing.T, w *integrationtest.World, req api.CreateRequest) api.S
 	return sb
 }
 
-// sh runs a line in a sandbox and answers what it wrote, without the space around it.
-func sh(t *testing.T, w *integrationtest.World, id api.SandboxID, line string) string {
+// sh runs a shell command in a sandbox and returns its trimmed standard output.
+func sh(t *testing.T, w *integrationtest.Platform, id api.SandboxID, line string) string {
 	t.Helper()
 	res, err := w.Client.Sandboxes.Exec(t.Context(), id, api.ExecRequest{Cmd: line})
 	if err != nil {
@@ -38,34 +39,34 @@ func sh(t *testing.T, w *integrationtest.World, id api.SandboxID, line string) s
 	return strings.TrimSpace(res.Stdout)
 }
 
-// TestLife is the life of a sandbox as a client sees it.
-func TestLife(t *testing.T) {
+// TestSandboxLifecycle creates, forks, hibernates, snapshots and deletes a sandbox with the client.
+func TestSandboxLifecycle(t *testing.T) {
 	w := integrationtest.New(t)
 	if sb := create(t, w, api.CreateRequest{}); sb.BootMode != "cold" {
-		t.Errorf("the first of a template came by %q, want cold", sb.BootMode)
+		t.Errorf("boot mode of the first sandbox of a template = %q, want cold", sb.BootMode)
 	}
 	parent := create(t, w, api.CreateRequest{Env: map[string]string{"WORD": "hello"}})
 	if parent.BootMode != "snapshot" || sh(t, w, parent.ID, "echo $WORD") != "hello" {
-		t.Errorf("%+v", parent)
+		t.Errorf("second sandbox = %+v, want boot mode snapshot and WORD=hello in its environment", parent)
 	}
 	sh(t, w, parent.ID, "echo one > /tmp/file")
 	tree, err := w.Client.Sandboxes.ForkTree(t.Context(), parent.ID, api.ForkTreeRequest{Count: 3})
 	if err != nil || len(tree.Children) != 3 {
-		t.Fatalf("%+v, %v", tree, err)
+		t.Fatalf("ForkTree() = %+v, %v, want 3 children", tree, err)
 	}
 	for i, c := range tree.Children {
 		if got := sh(t, w, c.ID, fmt.Sprintf("cat /tmp/file; echo child%d >> /tmp/file", i)); got != "one" {
-			t.Errorf("child %d reads %q", i, got)
+			t.Errorf("file in child %d = %q, want one", i, got)
 		}
 	}
 	if got := sh(t, w, parent.ID, "cat /tmp/file"); got != "one" {
-		t.Errorf("the parent reads %q after its children wrote", got)
+		t.Errorf("file in the parent after its children wrote = %q, want one", got)
 	}
 	if err := w.Client.Sandboxes.Hibernate(t.Context(), parent.ID); err != nil {
 		t.Fatal(err)
 	}
 	if got := sh(t, w, parent.ID, "cat /tmp/file"); got != "one" { // wakes it
-		t.Errorf("it reads %q after its sleep", got)
+		t.Errorf("file after hibernation = %q, want one", got)
 	}
 	snap, err := w.Client.Sandboxes.Snapshot(t.Context(), parent.ID, api.SnapshotRequest{})
 	if err != nil {
@@ -76,15 +77,15 @@ func TestLife(t *testing.T) {
 	}
 	if _, err := w.Client.Sandboxes.Exec(t.Context(), parent.ID, api.ExecRequest{Cmd: "true"}); err == nil ||
 		!strings.Contains(err.Error(), "deleted") {
-		t.Errorf("exec after the end: %v, want an error that says why", err)
+		t.Errorf("exec in a deleted sandbox: error %v, want one that says it was deleted", err)
 	}
 	again := create(t, w, api.CreateRequest{FromSnapshot: snap.ID})
 	if got := sh(t, w, again.ID, "cat /tmp/file"); got != "one" {
-		t.Errorf("what was made of the snapshot reads %q", got)
+		t.Errorf("file in a sandbox of the snapshot = %q, want one", got)
 	}
 }
 
-// TestCrash loses a node with ten sandboxes and a request under way.
+// TestCrash crashes a node that has ten sandboxes and a pending request.
 func TestCrash(t *testing.T) {
 	w := integrationtest.New(t)
 	var ids []api.SandboxID
@@ -95,15 +96,15 @@ func TestCrash(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	var under sync.WaitGroup
+	var pending sync.WaitGroup
 	cl := w.Client
-	under.Go(func() { _, _ = cl.Sandboxes.Exec(ctx, ids[0], api.ExecRequest{Cmd: "sleep 3600"}) })
+	pending.Go(func() { _, _ = cl.Sandboxes.Exec(ctx, ids[0], api.ExecRequest{Cmd: "sleep 3600"}) })
 	w.Crash()
 	cancel()
-	under.Wait()
+	pending.Wait()
 	for i, id := range ids {
 		if got := sh(t, w, id, "cat /tmp/me"); got != fmt.Sprint(i) {
-			t.Errorf("sandbox %d says %q", i, got)
+			t.Errorf("file in sandbox %d = %q, want %d", i, got, i)
 		}
 	}
 	for _, id := range ids {
@@ -112,28 +113,28 @@ func TestCrash(t *testing.T) {
 		}
 	}
 	if left := w.Driver.Monitors(); len(left) != 0 {
-		t.Errorf("monitors are left: %v", left)
+		t.Errorf("monitors left over: %v, want none", left)
 	}
 }
 
-// TestRestart stops a node cleanly: what is persistent comes back, the rest tells why it ended.
+// TestRestart stops a node cleanly: a persistent sandbox comes back, and another one has ended.
 func TestRestart(t *testing.T) {
 	w := integrationtest.New(t)
 	kept, lost := create(t, w, api.CreateRequest{Persistent: true}), create(t, w, api.CreateRequest{})
 	sh(t, w, kept.ID, "echo kept > /tmp/file")
 	w.Restart()
 	if left := w.Driver.Monitors(); len(left) != 0 {
-		t.Errorf("monitors are left: %v", left)
+		t.Errorf("monitors left over: %v, want none", left)
 	}
 	if got := sh(t, w, kept.ID, "cat /tmp/file"); got != "kept" {
-		t.Errorf("it reads %q", got)
+		t.Errorf("file in the persistent sandbox = %q, want kept", got)
 	}
 	if _, err := w.Client.Sandboxes.Get(t.Context(), lost.ID); err == nil {
-		t.Error("a sandbox that nobody kept is still there")
+		t.Error("a sandbox that is not persistent survived the restart")
 	}
 }
 
-// TestFailingCreate has every operation of the monitor fail once, and finds nothing afterwards.
+// TestFailingCreate makes each operation of the driver fail once. The create must fail and leave nothing behind.
 func TestFailingCreate(t *testing.T) {
 	w := integrationtest.New(t)
 	create(t, w, api.CreateRequest{})
@@ -141,7 +142,7 @@ func TestFailingCreate(t *testing.T) {
 	for _, op := range []string{"prepare", "load", "dial"} {
 		w.Driver.FailNext(op, errors.New("injected"))
 		if _, err := w.Client.Sandboxes.Create(t.Context(), api.CreateRequest{}); err == nil {
-			t.Errorf("%s failed, and the create did not", op)
+			t.Errorf("create with a failing %s succeeded, want an error", op)
 		}
 		if left := w.Driver.Monitors(); !slices.Equal(
 			slices.Sorted(slices.Values(left)),
@@ -151,30 +152,34 @@ func TestFailingCreate(t *testing.T) {
 		}
 	}
 	if list, err := w.Client.Sandboxes.List(t.Context(), api.SandboxFilter{}); err != nil || len(list) != 1 {
-		t.Errorf("%+v, %v", list, err)
+		t.Errorf("List() = %+v, %v, want one sandbox", list, err)
 	}
 	create(t, w, api.CreateRequest{})
 }
 
-// pandastack runs one command line against the platform.
-func pandastack(t *testing.T, w *integrationtest.World, args ...string) (exit int, stdout, stderr string) {
+// pandastack runs the command line with the platform's URL and key.
+func pandastack(t *testing.T, w *integrationtest.Platform, args ...string) (exit int, stdout, stderr string) {
 	t.Helper()
 	var out, errs bytes.Buffer
 	home := t.TempDir()
 	exit = cli.Run(t.Context(), cli.Process{
-		Version: "test", Env: []string{"HOME=" + home, "PANDASTACK_DATA_DIR=" + home, "PANDASTACK_API_URL=" + w.URL, "PANDASTACK_API_KEY=" + w.Key},
+		Version: "test",
+		Env: []string{
+			"HOME=" + home, "PANDASTACK_DATA_DIR=" + home,
+			"PANDASTACK_API_URL=" + w.URL, "PANDASTACK_API_KEY=" + w.Key,
+		},
 		Stdin: strings.NewReader(""), Stdout: &out, Stderr: &errs,
 	}, args)
 	return exit, out.String(), errs.String()
 }
 
-// TestCommandLine goes through the commands on sandboxes as a person would, in both kinds of output.
+// TestCommandLine runs the commands of the command line with both kinds of output.
 func TestCommandLine(t *testing.T) {
 	w := integrationtest.New(t)
 	_, out, errs := pandastack(t, w, "sandbox", "create", "--metadata", "a=b")
 	id := strings.TrimSpace(out)
 	if !api.SandboxID(id).Valid() {
-		t.Fatalf("%q, %s", out, errs)
+		t.Fatalf("sandbox create printed %q, %s; want a sandbox id", out, errs)
 	}
 	_, out, _ = pandastack(t, w, "--json", "sandbox", "snapshot", id)
 	var snap struct{ ID string }
@@ -184,7 +189,7 @@ func TestCommandLine(t *testing.T) {
 	for _, tt := range []struct {
 		args string
 		exit int
-		want string // of both outputs together
+		want string // part of standard output or standard error
 	}{
 		{"sandbox list", 0, id},
 		{"sandbox list --status hibernated", 0, ""},
@@ -222,7 +227,7 @@ func TestCommandLine(t *testing.T) {
 		for _, form := range [][]string{nil, {"--json"}} {
 			if len(form) > 0 &&
 				(strings.Contains(tt.args, "delete") || strings.Contains(tt.args, "create") || tt.exit != 0) {
-				continue // once is all that they can be done, or told before
+				continue // these cannot be repeated
 			}
 			exit, out, errs := pandastack(t, w, append(form, strings.Fields(tt.args)...)...)
 			said := strings.NewReplacer(`\n`, "\n", `": "`, "=", `"`, "").
@@ -238,7 +243,7 @@ func TestCommandLine(t *testing.T) {
 	}
 }
 
-// TestTemplateSizes wants lists to tell what a template takes, and what it seems to take.
+// TestTemplateSizes checks that a template and lists of templates show the disk usage and the apparent size.
 func TestTemplateSizes(t *testing.T) {
 	w := integrationtest.New(t)
 	if exit, out, errs := pandastack(t, w, "template", "bake", "base"); exit != 0 {
@@ -247,7 +252,7 @@ func TestTemplateSizes(t *testing.T) {
 	base, err := w.Client.Templates.Get(t.Context(), "base")
 	if err != nil || base.SizeBytes <= 0 || base.ApparentBytes <= int64(base.DiskMB)<<20 {
 		t.Errorf(
-			"base takes %d bytes and seems to take %d, %v; want more than its disk",
+			"size of base = %d bytes, apparent size %d (%v); want an apparent size above that of its disk",
 			base.SizeBytes,
 			base.ApparentBytes,
 			err,
@@ -263,7 +268,7 @@ func TestTemplateSizes(t *testing.T) {
 	}
 }
 
-// TestBench measures the platform: the numbers mean nothing here, the run and its report do.
+// TestBench runs the benchmark and checks the report. Its numbers have no meaning over fake machines.
 func TestBench(t *testing.T) {
 	w := integrationtest.New(t)
 	report, err := bench.Run(t.Context(), w.Client, bench.Options{
@@ -271,7 +276,7 @@ func TestBench(t *testing.T) {
 		Report: func(string) {},
 	})
 	if err != nil || len(report.Skipped) != 0 {
-		t.Fatalf("%v, skipped %v", err, report.Skipped)
+		t.Fatalf("Run: error %v, skipped %v, want none", err, report.Skipped)
 	}
 	names := map[string]bool{}
 	for _, s := range report.Series {
@@ -279,20 +284,20 @@ func TestBench(t *testing.T) {
 			continue // the shell of fake guests has no Python
 		}
 		if len(s.Values) == 0 || s.Failed > 0 || s.P50 > s.P99 {
-			t.Errorf("%+v", s)
+			t.Errorf("series = %+v, want values, no failures and ordered percentiles", s)
 		}
 		names[s.Name] = true
 	}
 	for _, want := range []string{"create_sequential", "exec_true", "fork_tree_16"} {
 		if !names[want] {
-			t.Errorf("series %v, want %s among them", slices.Sorted(maps.Keys(names)), want)
+			t.Errorf("series = %v, want %s among them", slices.Sorted(maps.Keys(names)), want)
 		}
 	}
 	if left, err := w.Client.Sandboxes.List(t.Context(), api.SandboxFilter{}); err != nil || len(left) != 0 {
-		t.Errorf("it left %+v, %v", left, err)
+		t.Errorf("sandboxes after the benchmark = %+v, %v, want none", left, err)
 	}
 	var table bytes.Buffer
 	if err := report.Table(&table); err != nil || !strings.Contains(table.String(), "create_sequential") {
-		t.Errorf("%v\n%s", err, table.String())
+		t.Errorf("table without create_sequential (%v):\n%s", err, table.String())
 	}
 }

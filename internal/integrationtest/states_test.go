@@ -13,11 +13,11 @@ import (
 	"github.com/pandastack/pandastack/internal/integrationtest"
 )
 
-// states are those in which every route of a sandbox is asked, in the order of the columns of answers.
+// states are the states in which every route of a sandbox is called, in the order of the columns of wantByState.
 var states = []string{"paused", "hibernated", "failed", "ended"}
 
-// answers is what each route of a sandbox says in these states: "ok", or the code of the failure.
-var answers = map[string][4]string{
+// wantByState is the expected result of each route of a sandbox in these states: "ok", or the error code.
+var wantByState = map[string][4]string{
 	"DELETE":                         {"ok", "ok", "ok", "ok"},
 	"DELETE fs":                      {"wrong_state", "not_found", "wrong_state", "not_found"},
 	"DELETE ports/{port}":            {"not_found", "not_found", "not_found", "not_found"},
@@ -44,12 +44,8 @@ var answers = map[string][4]string{
 	"GET util":                       {"ok", "ok", "ok", "not_found"},
 	"PATCH lifecycle":                {"ok", "ok", "ok", "not_found"},
 	"PATCH proxy/{port}/{path}":      {"wrong_state", "502", "wrong_state", "not_found"},
-	"POST bake-image": {
-		"unsupported",
-		"unsupported",
-		"unsupported",
-		"not_found",
-	}, // this world builds nothing
+	// A Platform has no build service.
+	"POST bake-image":                  {"unsupported", "unsupported", "unsupported", "not_found"},
 	"POST exec":                        {"wrong_state", "ok", "wrong_state", "not_found"},
 	"POST exec/stream":                 {"wrong_state", "ok", "wrong_state", "not_found"},
 	"POST fork":                        {"ok", "ok", "wrong_state", "not_found"},
@@ -74,19 +70,28 @@ var answers = map[string][4]string{
 	"PUT proxy/{port}/{path}":          {"wrong_state", "502", "wrong_state", "not_found"},
 }
 
-// inputs are the bodies of routes that need something in theirs, and what some want after their path.
-var inputs = map[string]string{
-	"POST bake-image": `{"image_name":"x"}`, "POST exec": `{"cmd":"true"}`, "POST exec/stream": `{"cmd":"true"}`, "PUT network": `{"deny_others":true}`,
-	"PATCH lifecycle": `{"ttl_seconds":1000}`, "POST fs/mkdir": `{"path":"x"}`, "POST fs/move": `{"from":"/etc/hostname","to":"y"}`,
-	"POST ports": `{"port":80}`, "POST preview-token": `{"port":80}`, "POST repl": `{"code":"1"}`,
-	"POST repl/sessions": `{"language":"bash"}`, "POST repl/sessions/{session}/run": `{"code":"1"}`, "PUT fs": "content",
+// bodies are the request bodies of the routes that need one.
+var bodies = map[string]string{
+	"POST bake-image":                  `{"image_name":"x"}`,
+	"POST exec":                        `{"cmd":"true"}`,
+	"POST exec/stream":                 `{"cmd":"true"}`,
+	"PUT network":                      `{"deny_others":true}`,
+	"PATCH lifecycle":                  `{"ttl_seconds":1000}`,
+	"POST fs/mkdir":                    `{"path":"x"}`,
+	"POST fs/move":                     `{"from":"/etc/hostname","to":"y"}`,
+	"POST ports":                       `{"port":80}`,
+	"POST preview-token":               `{"port":80}`,
+	"POST repl":                        `{"code":"1"}`,
+	"POST repl/sessions":               `{"language":"bash"}`,
+	"POST repl/sessions/{session}/run": `{"code":"1"}`,
+	"PUT fs":                           "content",
 }
 
-// documented lists the routes of a sandbox that the OpenAPI document of the node has, as method and what comes
-// behind the sandbox's id.
-func documented(t *testing.T, w *integrationtest.World) []string {
+// documentedRoutes lists the routes of a sandbox in the node's OpenAPI document, as the method and the path after the
+// sandbox id.
+func documentedRoutes(t *testing.T, w *integrationtest.Platform) []string {
 	t.Helper()
-	_, body := answer(t, w, "/openapi.json")
+	_, body := get(t, w, "/openapi.json")
 	var doc struct{ Paths map[string]map[string]any }
 	if err := json.Unmarshal([]byte(body), &doc); err != nil {
 		t.Fatal(err)
@@ -105,8 +110,8 @@ func documented(t *testing.T, w *integrationtest.World) []string {
 	return all
 }
 
-// inState makes a sandbox and brings it into a state.
-func inState(t *testing.T, w *integrationtest.World, state string) api.SandboxID {
+// sandboxInState creates a sandbox and brings it into a state.
+func sandboxInState(t *testing.T, w *integrationtest.Platform, state string) api.SandboxID {
 	t.Helper()
 	boxes := w.Client.Sandboxes
 	sb := create(t, w, api.CreateRequest{Persistent: state == "failed"})
@@ -120,9 +125,9 @@ func inState(t *testing.T, w *integrationtest.World, state string) api.SandboxID
 		err = boxes.Delete(t.Context(), sb.ID)
 	case "failed":
 		if !w.Driver.Crash(string(sb.ID), errors.New("injected")) {
-			err = errors.New("it has no monitor")
+			err = errors.New("the sandbox has no monitor")
 		}
-		until(t, "it failed", func() bool {
+		until(t, "the sandbox failed", func() bool {
 			got, err := boxes.Get(t.Context(), sb.ID)
 			return err == nil && got.Status == api.Failed
 		})
@@ -133,41 +138,41 @@ func inState(t *testing.T, w *integrationtest.World, state string) api.SandboxID
 	return sb.ID
 }
 
-// TestEveryRouteInEveryState asks every route of a sandbox that does not just run. A route that is not in the
-// table fails.
+// TestEveryRouteInEveryState calls every documented route of a sandbox in every state but running. A route that is
+// missing in wantByState fails the test.
 func TestEveryRouteInEveryState(t *testing.T) {
 	w := integrationtest.New(t)
-	routes := documented(t, w)
-	for route := range answers {
+	routes := documentedRoutes(t, w)
+	for route := range wantByState {
 		if !slices.Contains(routes, route) {
-			t.Errorf("%s is no route", route)
+			t.Errorf("wantByState has %s, which is not a documented route", route)
 		}
 	}
 	held := map[string]api.SandboxID{}
 	for _, route := range routes {
-		want, known := answers[route]
+		want, known := wantByState[route]
 		if !known {
-			t.Errorf("%s is not in the table of states", route)
+			t.Errorf("documented route %s is missing in wantByState", route)
 		}
 		var got [4]string
 		for i, state := range states {
 			if held[state] == "" {
-				held[state] = inState(t, w, state)
+				held[state] = sandboxInState(t, w, state)
 			}
-			got[i] = asked(t, w, route, held[state])
+			got[i] = call(t, w, route, held[state])
 			if now, err := w.Client.Sandboxes.Get(t.Context(), held[state]); state != "ended" &&
 				(err != nil || string(now.Status) != state) {
 				delete(held, state) // the route changed it
 			}
 		}
 		if got != want {
-			t.Errorf("%s: %q in %q, want %q", route, got, states, want)
+			t.Errorf("%s = %q in states %q, want %q", route, got, states, want)
 		}
 	}
 }
 
-// asked calls a route and gives "ok" or the code of its failure.
-func asked(t *testing.T, w *integrationtest.World, route string, id api.SandboxID) string {
+// call calls a route and returns "ok", the error code, or the HTTP status of an error without a code.
+func call(t *testing.T, w *integrationtest.Platform, route string, id api.SandboxID) string {
 	t.Helper()
 	method, rest, _ := strings.Cut(route, " ")
 	path := strings.NewReplacer("{pid}", "1", "{port}", "80", "{path}", "x", "{session}", "abc").Replace(rest)
@@ -175,17 +180,20 @@ func asked(t *testing.T, w *integrationtest.World, route string, id api.SandboxI
 		t.Context(),
 		method,
 		strings.TrimSuffix(fmt.Sprintf("%s/v1/sandboxes/%s/%s", w.URL, id, path), "/"),
-		strings.NewReader(inputs[route]),
+		strings.NewReader(bodies[route]),
 	)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if strings.HasPrefix(rest, "fs") && method != http.MethodPost { // these name paths in their bodies
+	if strings.HasPrefix(rest, "fs") && method != http.MethodPost { // POST routes have the path in the body
 		rq.URL.RawQuery = "path=file"
 	}
 	rq.Header.Set("Authorization", "Bearer "+w.Key)
 	if strings.HasPrefix(rest, "exec/ws") || strings.HasPrefix(rest, "exec/pty") || rest == "ssh" {
-		for name, value := range map[string]string{"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13", "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ=="} {
+		for name, value := range map[string]string{
+			"Connection": "Upgrade", "Upgrade": "websocket",
+			"Sec-WebSocket-Version": "13", "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
+		} {
 			rq.Header.Set(name, value)
 		}
 	}

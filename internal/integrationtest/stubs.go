@@ -14,10 +14,10 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm"
 )
 
-// Network, Groups, Disks and Link are the least that machines can be made with: places without a network,
-// limits that do not hold, disks that are plain copies, and the real end of the guest channel.
+// Network, Cgroups, Disks and Link are minimal dependencies of a machine manager: slots without a network, cgroups
+// without limits, disks that are plain copies, and the real host end of the guest channel.
 
-// Network hands out the same place to everybody.
+// Network implements machine.Network. All its slots are equal and have no network.
 type Network struct{}
 
 // Acquire implements machine.Network.
@@ -26,7 +26,7 @@ func (Network) Acquire(context.Context, string) (machine.Slot, error) { return s
 // Adopt implements machine.Network.
 func (Network) Adopt(context.Context, string, int) (machine.Slot, error) { return slot{}, nil }
 
-// CheckEgress implements machine.Network: every policy is possible.
+// CheckEgress implements machine.Network. It accepts every policy.
 func (Network) CheckEgress(hostapi.Egress) error { return nil }
 
 // Sweep implements machine.Network.
@@ -45,30 +45,30 @@ func (slot) SetEgress(context.Context, hostapi.Egress) error { return nil }
 func (slot) SetRates(context.Context, int64, int64) error    { return nil }
 func (slot) Release(context.Context) error                   { return nil }
 
-// Groups limit nothing.
-type Groups struct{}
+// Cgroups implements machine.Cgroups without limits.
+type Cgroups struct{}
 
-// Create implements machine.Groups.
-func (Groups) Create(context.Context, string, machine.Limits) (machine.Cgroup, error) {
-	return group{}, nil
+// Create implements machine.Cgroups.
+func (Cgroups) Create(context.Context, string, machine.Limits) (machine.Cgroup, error) {
+	return cgroup{}, nil
 }
 
-// Adopt implements machine.Groups.
-func (Groups) Adopt(context.Context, string, machine.Limits) (machine.Cgroup, error) {
-	return group{}, nil
+// Adopt implements machine.Cgroups.
+func (Cgroups) Adopt(context.Context, string, machine.Limits) (machine.Cgroup, error) {
+	return cgroup{}, nil
 }
 
-// Sweep implements machine.Groups.
-func (Groups) Sweep(context.Context) error { return nil }
+// Sweep implements machine.Cgroups.
+func (Cgroups) Sweep(context.Context) error { return nil }
 
-type group struct{}
+type cgroup struct{}
 
-func (group) Enter(int) error               { return nil }
-func (group) Jail() vmm.Jail                { return nil }
-func (group) OutOfMemory() bool             { return false }
-func (group) Destroy(context.Context) error { return nil }
+func (cgroup) Enter(int) error               { return nil }
+func (cgroup) Jail() vmm.Jail                { return nil }
+func (cgroup) OutOfMemory() bool             { return false }
+func (cgroup) Destroy(context.Context) error { return nil }
 
-// Disks are copied, byte by byte.
+// Disks implements machine.Disks with plain copies.
 type Disks struct{}
 
 // Clone implements machine.Disks.
@@ -98,7 +98,7 @@ func (Disks) Allocate(path string, bytes int64) error {
 // Grow implements machine.Disks.
 func (Disks) Grow(path string, bytes int64) error { return os.Truncate(path, bytes) }
 
-// Link opens the host's end of a guest channel; it is a machine.OpenLink.
+// Link implements machine.OpenLink with the real host end of the guest channel.
 func Link(ctx context.Context, conn net.Conn, g machine.Handshake) (machine.Link, error) {
 	l, err := guestlink.Open(
 		ctx,

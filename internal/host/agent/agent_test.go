@@ -85,7 +85,7 @@ func (w *fixture) start() {
 		Machine: machine.Deps{
 			Driver:  compatDriver{w.driver, w},
 			Network: integrationtest.Network{},
-			Cgroups: integrationtest.Groups{},
+			Cgroups: integrationtest.Cgroups{},
 			Disks:   integrationtest.Disks{},
 			Link:    integrationtest.Link,
 		},
