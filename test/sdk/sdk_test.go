@@ -17,7 +17,7 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/pandastack/pandastack/internal/contract/guestapi"
+	"github.com/pandastack/pandastack/internal/contract/guestpipe"
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
 	"github.com/pandastack/pandastack/internal/contract/hostapi/hosttest"
 	"github.com/pandastack/pandastack/internal/control/auth"
@@ -40,16 +40,21 @@ type host struct {
 	guests map[hostapi.MachineID]*agent.Backend
 }
 
-func (h *host) Guest(ctx context.Context, id hostapi.MachineID) (guestapi.Guest, error) {
-	if _, err := h.Host.Guest(ctx, id); err != nil {
-		return nil, err
+// DialGuest returns a channel to a guest agent of this process, one for each machine.
+func (h *host) DialGuest(ctx context.Context, id hostapi.MachineID) (hostapi.GuestConn, error) {
+	simulated, err := h.Host.DialGuest(ctx, id)
+	if err != nil {
+		return hostapi.GuestConn{}, err
+	}
+	if err := simulated.Conn.Close(); err != nil {
+		return hostapi.GuestConn{}, err
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.guests[id] == nil {
 		h.guests[id] = agent.New(agent.Config{Reaper: h.reaper})
 	}
-	return h.guests[id], nil
+	return guestpipe.New(ctx, h.guests[id], simulated.Generation), nil
 }
 
 func (h *host) Destroy(ctx context.Context, id hostapi.MachineID, cause string) error {
