@@ -18,7 +18,7 @@ const (
 	stateFailed  = "failed"
 )
 
-// Spec is a request as the store keeps it: without secrets, with the steps of E2B's builder and the upload.
+// Spec is a build request as it is stored: without secrets, with E2B's steps and the upload.
 type Spec struct {
 	api.BuildRequest
 	Steps  []Step `json:"steps,omitempty"`   // steps of E2B's builder, on ImageRef or FromTemplate

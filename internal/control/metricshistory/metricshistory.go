@@ -37,7 +37,7 @@ type Point struct {
 	Guest api.GuestStats // CPUBusySeconds and UptimeSeconds are differences to the point before
 }
 
-// CPUPercent returns how busy the guest's processors were; 100 means that all of them were always busy.
+// CPUPercent returns how busy the guest's processors were. At 100 all of them were always busy.
 func (p Point) CPUPercent() float64 {
 	if p.Guest.UptimeSeconds <= 0 || p.Guest.CPUs <= 0 {
 		return 0

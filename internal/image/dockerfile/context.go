@@ -37,7 +37,7 @@ func (l Limits) withDefaults() Limits {
 	return l
 }
 
-// ErrContext is wrapped by every error about the content of a context; errors of reading it do not wrap it.
+// ErrContext is wrapped by every error about the content of a context. Errors of reading it do not wrap it.
 var ErrContext = errors.New("build context")
 
 func contextErrorf(format string, args ...any) error {
