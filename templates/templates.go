@@ -1,6 +1,6 @@
 // Package templates holds the recipes that come with the program, one directory each.
 //
-// It owns nothing but the files; internal/image/recipe gives them their meaning.
+// It contains only the files; package internal/image/recipe defines their format.
 package templates
 
 import "embed"

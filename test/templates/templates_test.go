@@ -236,7 +236,7 @@ func clusters(ctx context.Context, t *testing.T, cl *client.Client, id api.Sandb
 	}
 }
 
-// cell wants the context that the template keeps to answer, and to be nobody's yet.
+// cell checks that the template's context runs a cell, and that no cell has run in it before.
 func cell(ctx context.Context, t *testing.T, cl *client.Client, id api.SandboxID) {
 	t.Helper()
 	res, err := cl.Sandboxes.RunCell(
@@ -246,6 +246,6 @@ func cell(ctx context.Context, t *testing.T, cl *client.Client, id api.SandboxID
 		api.ReplCell{Code: "import sys\n('pandas' in sys.modules, '_' in globals(), 1+1)"},
 	)
 	if err != nil || len(res.Results) != 1 || res.Results[0]["text/plain"] != "(True, False, 2)" {
-		t.Errorf("the first cell answered %v %q, %v", res.Results, res.Error, err)
+		t.Errorf("first cell: got results %v, error %q, %v", res.Results, res.Error, err)
 	}
 }
