@@ -19,7 +19,7 @@ import (
 func main() { os.Exit(run(context.Background())) }
 
 func run(ctx context.Context) int {
-	if os.Getpid() != 1 && len(os.Args) > 1 && archive.Verb(os.Args[1]) {
+	if os.Getpid() != 1 && len(os.Args) > 1 && archive.IsVerb(os.Args[1]) {
 		return archive.Main(os.Args[1:], os.Stdin, os.Stdout, os.Stderr)
 	}
 	if os.Getpid() != 1 {

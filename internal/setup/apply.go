@@ -39,7 +39,7 @@ func Apply(ctx context.Context, c Config, steps []Step, r Report) error {
 			r.Begin(i+1, len(steps), s)
 		}
 		began := time.Now()
-		err := do(ctx, c, s, r.Line)
+		err := runStep(ctx, c, s, r.Line)
 		if r.End != nil {
 			r.End(s, time.Since(began), err)
 		}
@@ -50,7 +50,7 @@ func Apply(ctx context.Context, c Config, steps []Step, r Report) error {
 	return nil
 }
 
-func do(ctx context.Context, c Config, s Step, log command.Log) error {
+func runStep(ctx context.Context, c Config, s Step, log command.Log) error {
 	switch s.Kind {
 	case AddBackports:
 		return addBackports(ctx, log)
@@ -68,14 +68,15 @@ func do(ctx context.Context, c Config, s Step, log command.Log) error {
 		_, err := disk.EnsureDataDir(ctx, c.DataDir)
 		return err
 	case InstallKernel, BuildKernel:
-		return doKernel(ctx, filepath.Join(c.DataDir, "kernel"), s.Kind, log)
+		return provideKernel(ctx, filepath.Join(c.DataDir, "kernel"), s.Kind, log)
 	}
 	return fmt.Errorf("unknown step %q", s.Kind)
 }
 
-// doKernel provides a guest kernel. The plan may have been made while the data directory was not mounted, so a kernel
+// provideKernel provides a guest kernel. The plan may have been made while the data directory was not mounted, so a
+// kernel
 // that exists is kept.
-func doKernel(ctx context.Context, dir string, kind Kind, log command.Log) error {
+func provideKernel(ctx context.Context, dir string, kind Kind, log command.Log) error {
 	_, tuned := kernel.Installed(dir)
 	if tuned != "" {
 		log.Printf("the tuned guest kernel %s exists", tuned)

@@ -48,13 +48,13 @@ func Run(ctx context.Context) error {
 	if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil { // processes inherit the limit
 		return fmt.Errorf("set limit of open files: %w", err)
 	}
-	if err := initd.Signals(); err != nil {
+	if err := initd.IgnoreSignals(); err != nil {
 		return err
 	}
 	if err := initd.Devices(); err != nil {
 		return err
 	}
-	if err := initd.Batch(); err != nil {
+	if err := initd.UseBatchScheduling(); err != nil {
 		return err
 	}
 	failed := make(chan error, 2)
@@ -64,7 +64,7 @@ func Run(ctx context.Context) error {
 		}
 		return mountRoot(failed)
 	}}
-	if !initd.Flag(guestapi.WaitForRootArgument) {
+	if !initd.HasFlag(guestapi.WaitForRootArgument) {
 		var err error
 		if b, err = mountRoot(failed); err != nil {
 			return err
@@ -102,7 +102,7 @@ func mountRoot(failed chan<- error) (guestapi.Backend, error) {
 	if err := initd.Mounts(); err != nil {
 		return nil, err
 	}
-	b, reaper, err := machine(device)
+	b, reaper, err := newBackend(device)
 	if err != nil {
 		return nil, err
 	}
@@ -112,13 +112,13 @@ func mountRoot(failed chan<- error) (guestapi.Backend, error) {
 
 // channel opens the guest channel and returns the function that serves hosts over it.
 func channel(ctx context.Context, b guestapi.Backend) (serveHosts func() error, err error) {
-	number, err := initd.SocketPort()
+	number, err := initd.VsockPort()
 	if err != nil {
 		return nil, err
 	}
 	if number == 0 {
 		port, err := initd.OpenPort(PortName)
-		return func() error { return serve(ctx, port, b) }, err
+		return func() error { return servePort(ctx, port, b) }, err
 	}
 	l, err := initd.Listen(number)
 	return func() error {
@@ -126,14 +126,14 @@ func channel(ctx context.Context, b guestapi.Backend) (serveHosts func() error, 
 	}, err
 }
 
-// machine makes the backend of the machine whose root is device.
-func machine(device string) (*Backend, *process.Reaper, error) {
+// newBackend makes the backend of the machine whose root is device.
+func newBackend(device string) (*Backend, *process.Reaper, error) {
 	bootID, err := initd.BootID()
 	if err != nil {
 		return nil, nil, err
 	}
 	initd.DisableRouterAdvertisements("eth0")
-	own, err := initd.BindInMemory(initd.OwnFiles)
+	own, err := initd.BindInMemory(initd.InMemoryFiles)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -172,8 +172,8 @@ func limits() system.Limits {
 	return l
 }
 
-// serve serves one host after the other over a virtio-serial port.
-func serve(ctx context.Context, port *initd.Port, b guestapi.Backend) error {
+// servePort serves one host after the other over a virtio-serial port.
+func servePort(ctx context.Context, port *initd.Port, b guestapi.Backend) error {
 	s := server.New(b)
 	for {
 		if err := s.Serve(ctx, port); err != nil {

@@ -45,8 +45,8 @@ func Main(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	return 0
 }
 
-// Verb reports whether the text is a verb of Main.
-func Verb(text string) bool { return text == "pack" || text == "unpack" || text == "sync" }
+// IsVerb reports whether the text is a verb of Main.
+func IsVerb(text string) bool { return text == "pack" || text == "unpack" || text == "sync" }
 
 func unpackMain(args []string, stdin io.Reader) error {
 	opt := Options{Root: "/"}

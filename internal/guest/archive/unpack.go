@@ -149,7 +149,7 @@ func (u *unpacker) put(to string, h *tar.Header, r io.Reader) error {
 	case tar.TypeReg:
 		return u.write(to, mode, uid, gid, r)
 	case tar.TypeSymlink:
-		if err := clear(to); err != nil {
+		if err := removeExisting(to); err != nil {
 			return err
 		}
 		return errors.Join(os.Symlink(h.Linkname, to), os.Lchown(to, uid, gid))
@@ -157,7 +157,7 @@ func (u *unpacker) put(to string, h *tar.Header, r io.Reader) error {
 		if !filepath.IsLocal(h.Linkname) {
 			return fmt.Errorf("hard link to %.80q leads out of the archive", h.Linkname)
 		}
-		if err := clear(to); err != nil {
+		if err := removeExisting(to); err != nil {
 			return err
 		}
 		return os.Link(filepath.Join(u.dest, h.Linkname), to)
@@ -174,8 +174,8 @@ func tarMode(mode int64) os.FileMode {
 			(os.ModeSetuid|os.ModeSetgid|os.ModeSticky)
 }
 
-// clear removes the file that a new one replaces. A directory stays, and is an error.
-func clear(to string) error {
+// removeExisting removes the file that a new one replaces. A directory stays, and is an error.
+func removeExisting(to string) error {
 	info, err := os.Lstat(to)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
@@ -190,7 +190,7 @@ func clear(to string) error {
 }
 
 func (u *unpacker) write(to string, mode os.FileMode, uid, gid int, r io.Reader) error {
-	if err := clear(to); err != nil {
+	if err := removeExisting(to); err != nil {
 		return err
 	}
 	f, err := os.OpenFile(to, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)

@@ -48,7 +48,7 @@ func Devices() error {
 // line names the device as pandastack.root; the default is /dev/vda. Call Devices first.
 func Root() (device string, err error) {
 	device = argument("pandastack.root", "/dev/vda")
-	if !await(func() bool { return unix.Access(device, unix.F_OK) == nil }) {
+	if !poll(func() bool { return unix.Access(device, unix.F_OK) == nil }) {
 		return "", fmt.Errorf("root device %s does not appear", device)
 	}
 	const root = "/root.new"
@@ -57,7 +57,7 @@ func Root() (device string, err error) {
 	}
 	_ = os.RemoveAll(Modules) // frees the memory of the modules
 	_ = os.Remove("/init")    // as above; this program runs on without its name
-	return device, enter(root)
+	return device, switchRoot(root)
 }
 
 // do mounts m and makes the target directory if needed. A target that is already mounted is left as it is.
@@ -71,8 +71,8 @@ func (m mount) do() error {
 	return nil
 }
 
-// enter makes dir the root directory, with /proc, /sys and /dev moved into it.
-func enter(dir string) error {
+// switchRoot makes dir the root directory, with /proc, /sys and /dev moved into it.
+func switchRoot(dir string) error {
 	for _, sub := range []string{"/proc", "/sys", "/dev"} {
 		if err := (mount{sub, dir + sub, "", unix.MS_MOVE, ""}).do(); err != nil {
 			return err
@@ -157,8 +157,8 @@ func DisableRouterAdvertisements(link string) {
 	}
 }
 
-// OwnFiles are the files that the agent passes to BindInMemory.
-var OwnFiles = []string{"/etc/hostname", "/etc/hosts", "/etc/machine-id"}
+// InMemoryFiles are the files that the agent passes to BindInMemory.
+var InMemoryFiles = []string{"/etc/hostname", "/etc/hosts", "/etc/machine-id"}
 
 // BindInMemory binds in-memory copies over the files at paths and returns them open by path. Every restore writes
 // these files, and in a machine that was just restored a write to a file system on disk costs many times as much as
@@ -209,9 +209,9 @@ func bindInMemory(name string) (int, error) {
 func WaitForRootSize() error {
 	device := argument("pandastack.root", "/dev/vda")
 	var problem error
-	if !await(func() bool {
+	if !poll(func() bool {
 		var whole bool
-		whole, problem = fits(device)
+		whole, problem = fitsFileSystem(device)
 		return whole || problem != nil
 	}) {
 		return fmt.Errorf("root device %s stays smaller than its file system", device)
@@ -219,9 +219,9 @@ func WaitForRootSize() error {
 	return problem
 }
 
-// fits reports whether a device is as large as the ext4 file system on it, by its superblock
+// fitsFileSystem reports whether a device is as large as the ext4 file system on it, by its superblock
 // (Documentation/filesystems/ext4/super.rst). A device without ext4 fits: mounting it returns the error.
-func fits(device string) (_ bool, err error) {
+func fitsFileSystem(device string) (_ bool, err error) {
 	fd, err := unix.Open(device, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return false, fmt.Errorf("open root device: %w", err)
@@ -258,8 +258,8 @@ func (b superblock) bytes() uint64 {
 	return blocks << (10 + log)
 }
 
-// Flag reports whether the kernel command line contains a word.
-func Flag(name string) bool {
+// HasFlag reports whether the kernel command line contains a word.
+func HasFlag(name string) bool {
 	line, _ := os.ReadFile("/proc/cmdline") // an empty command line has no words
 	return slices.Contains(strings.Fields(string(line)), name)
 }
@@ -275,8 +275,8 @@ func argument(name, otherwise string) string {
 	return otherwise
 }
 
-// await polls a condition every few milliseconds. It returns false if the condition stays false for devicePatience.
-func await(there func() bool) bool {
+// poll polls a condition every few milliseconds. It returns false if the condition stays false for devicePatience.
+func poll(there func() bool) bool {
 	const step = 2
 	for waited := 0; !there(); waited += step {
 		if waited > devicePatience {

@@ -18,7 +18,7 @@ type Port struct{ file *os.File }
 // OpenPort opens the virtio-serial port of the given name, and waits until the port exists.
 func OpenPort(name string) (*Port, error) {
 	var device string
-	if !await(func() bool { device = findPort(name); return device != "" }) {
+	if !poll(func() bool { device = findPort(name); return device != "" }) {
 		return nil, fmt.Errorf("virtio port %s does not appear", name)
 	}
 	fd, err := unix.Open(device, unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)

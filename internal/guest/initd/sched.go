@@ -9,14 +9,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Batch schedules this program and all processes it starts as SCHED_BATCH. A process that wakes up then waits until
+// UseBatchScheduling schedules this program and all processes it starts as SCHED_BATCH. A process that wakes up then
+// waits until
 // the running one sleeps or has used its time slice, instead of preempting it (sched(7)). A program that starts or
 // ends wakes the agent several times, and each time the two take turns the kernel switches address spaces. Without
 // KVM each switch costs a third of a millisecond, since QEMU drops its translations of pages: running `true` took
 // thirteen switches and now takes seven. A program is free to choose another policy.
 //
 // Call Batch after Devices, and before the program needs many threads.
-func Batch() error {
+func UseBatchScheduling() error {
 	policy := unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_BATCH}
 	known := map[string]bool{}
 	// A thread inherits the policy of the thread that created it, so the work is done when a round finds no new thread.

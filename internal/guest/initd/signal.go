@@ -8,7 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Signals keeps root in the machine from ending its first process by a signal. The kernel does not deliver signals
+// IgnoreSignals keeps root in the machine from ending its first process by a signal. The kernel does not deliver
+// signals
 // that are at their default action to such a process, except while its first thread blocks them, as the runtime does
 // for short moments (kernel/signal.c, sig_ignored and complete_signal). So these signals are ignored. Programs still
 // start with the default actions: the runtime resets every signal for which it once had a handler.
@@ -18,7 +19,7 @@ import (
 // them into panics; those sent by other processes are received and dropped.
 //
 // The runtime can no longer preempt loops by signals; no loop here runs long.
-func Signals() error {
+func IgnoreSignals() error {
 	faults := []os.Signal{unix.SIGSEGV, unix.SIGBUS, unix.SIGFPE, unix.SIGILL, unix.SIGTRAP}
 	signal.Notify(make(chan os.Signal, 1), faults...) // a full channel drops further signals
 	harmless := []unix.Signal{

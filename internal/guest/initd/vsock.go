@@ -10,9 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// SocketPort returns the vsock port of the guest channel. The kernel command line names it as
+// VsockPort returns the vsock port of the guest channel. The kernel command line names it as
 // pandastack.channel=vsock:PORT. 0 means that the channel is a virtio-serial port.
-func SocketPort() (uint32, error) {
+func VsockPort() (uint32, error) {
 	text := argument("pandastack.channel", "")
 	if text == "" {
 		return 0, nil
@@ -32,7 +32,7 @@ type Listener struct{ fd int }
 func Listen(port uint32) (*Listener, error) {
 	var fd int
 	var err error
-	await(func() bool {
+	poll(func() bool {
 		fd, err = unix.Socket(unix.AF_VSOCK, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 		return !errors.Is(err, unix.EAFNOSUPPORT)
 	})

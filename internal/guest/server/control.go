@@ -48,7 +48,7 @@ func (r *request) thaw(ctx context.Context) error {
 	if err := r.h.s.backend.Thaw(ctx); err != nil {
 		return err
 	}
-	return r.answer(ctx, nil)
+	return r.reply(ctx, nil)
 }
 
 func (r *request) restore(ctx context.Context) error {
@@ -60,7 +60,7 @@ func (r *request) restore(ctx context.Context) error {
 	if err := r.h.s.backend.Restore(ctx, id); err != nil {
 		return err
 	}
-	return r.answer(ctx, nil)
+	return r.reply(ctx, nil)
 }
 
 func (r *request) stats(ctx context.Context) error {
@@ -68,5 +68,5 @@ func (r *request) stats(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return r.answer(ctx, guestapi.AppendStats(nil, &stats))
+	return r.reply(ctx, guestapi.AppendStats(nil, &stats))
 }

@@ -29,7 +29,7 @@ func (r *request) files(ctx context.Context) error {
 		if err := b.Remove(ctx, q.Path, q.User, q.Recursive); err != nil {
 			return err
 		}
-		return r.answer(ctx, nil)
+		return r.reply(ctx, nil)
 	case guestapi.OpList:
 		return r.list(ctx, q)
 	case guestapi.OpRead:
@@ -40,7 +40,7 @@ func (r *request) files(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return r.answer(ctx, guestapi.AppendFileInfo(nil, &info))
+	return r.reply(ctx, guestapi.AppendFileInfo(nil, &info))
 }
 
 func (r *request) list(ctx context.Context, q guestapi.FileRequest) error {
@@ -52,7 +52,7 @@ func (r *request) list(ctx context.Context, q guestapi.FileRequest) error {
 	for i := range all {
 		b = guestapi.AppendFileInfo(b, &all[i])
 	}
-	return r.answer(ctx, b)
+	return r.reply(ctx, b)
 }
 
 func (r *request) read(ctx context.Context, q guestapi.FileRequest) error {
@@ -61,7 +61,7 @@ func (r *request) read(ctx context.Context, q guestapi.FileRequest) error {
 		return err
 	}
 	defer func() { _ = content.Close() }() // the content was only read
-	if err := r.begin(ctx, guestapi.AppendFileInfo(nil, &info)); err != nil {
+	if err := r.beginReply(ctx, guestapi.AppendFileInfo(nil, &info)); err != nil {
 		return err
 	}
 	from, ok := content.(pieces)
@@ -106,7 +106,7 @@ func (r *request) watch(ctx context.Context, q guestapi.FileRequest) error {
 		return err
 	}
 	defer func() { _ = w.Close() }() // a watcher holds no data to lose
-	if err := r.begin(ctx, nil); err != nil {
+	if err := r.beginReply(ctx, nil); err != nil {
 		return err
 	}
 	for {

@@ -24,7 +24,7 @@ func (r *request) ports(ctx context.Context) error {
 	for i := range all {
 		b = guestapi.AppendPort(b, &all[i])
 	}
-	return r.answer(ctx, b)
+	return r.reply(ctx, b)
 }
 
 // dial connects to a port and copies in both directions until both have ended, or either fails.
@@ -48,7 +48,7 @@ func (r *request) dial(ctx context.Context) (err error) {
 		stopUp(nil)
 		_ = c.Close() // both directions have ended
 	}()
-	if err := r.begin(ctx, nil); err != nil {
+	if err := r.beginReply(ctx, nil); err != nil {
 		return err
 	}
 	up.Go(func() { r.upload(ctx, c) })

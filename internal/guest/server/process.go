@@ -29,7 +29,7 @@ func (r *request) process(ctx context.Context) error {
 		late.Stop()
 		_ = p.Close() // detaches; the stream has ended, so an error has no receiver
 	}()
-	if err := r.begin(ctx, guestapi.AppendPID(nil, p.PID())); err != nil {
+	if err := r.beginReply(ctx, guestapi.AppendPID(nil, p.PID())); err != nil {
 		return err
 	}
 	input.Go(func() { r.input(ctx, p) })
@@ -106,7 +106,7 @@ func (r *request) processes(ctx context.Context) error {
 	for i := range all {
 		b = guestapi.AppendProcessInfo(b, &all[i])
 	}
-	return r.answer(ctx, b)
+	return r.reply(ctx, b)
 }
 
 // toProcess sends a signal or a new terminal size.
@@ -123,7 +123,7 @@ func (r *request) toProcess(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return r.answer(ctx, nil)
+	return r.reply(ctx, nil)
 }
 
 func (r *request) resize(ctx context.Context, q guestapi.ProcessRequest) error {

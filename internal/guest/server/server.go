@@ -211,7 +211,7 @@ func (r *request) run() {
 	ctx, cancel := context.WithCancelCause(r.h.ctx)
 	defer cancel(nil)
 	r.st.OnDead(func(err error) { cancel(err) })
-	err := r.protect(ctx)
+	err := r.recoverPanic(ctx)
 	if r.op == guestapi.OpRestore || r.op == guestapi.OpThaw {
 		r.confirm(err)
 	}
@@ -222,8 +222,8 @@ func (r *request) run() {
 	r.st.Drop()
 }
 
-// protect turns a panic into an error.
-func (r *request) protect(ctx context.Context) (err error) {
+// recoverPanic turns a panic into an error.
+func (r *request) recoverPanic(ctx context.Context) (err error) {
 	defer func() {
 		if v := recover(); v != nil {
 			err = fmt.Errorf("%w: %v", guestapi.ErrInternal, v)
@@ -289,8 +289,8 @@ func (r *request) serve(ctx context.Context) error {
 	return fmt.Errorf("%w: operation %d", guestapi.ErrInvalid, r.op)
 }
 
-// answer sends a whole reply: success and body, in as many messages as it takes.
-func (r *request) answer(ctx context.Context, body []byte) error {
+// reply sends a whole reply: success and body, in as many messages as it takes.
+func (r *request) reply(ctx context.Context, body []byte) error {
 	b := append(guestapi.AppendStatus(make([]byte, 0, 1+len(body)), nil), body...)
 	for len(b) > chunk {
 		if err := r.st.Send(ctx, b[:chunk]); err != nil {
@@ -301,7 +301,7 @@ func (r *request) answer(ctx context.Context, body []byte) error {
 	return r.st.SendFin(ctx, b)
 }
 
-// begin sends the first message of a reply that consists of several.
-func (r *request) begin(ctx context.Context, body []byte) error {
+// beginReply sends the first message of a reply that consists of several.
+func (r *request) beginReply(ctx context.Context, body []byte) error {
 	return r.st.Send(ctx, append(guestapi.AppendStatus(nil, nil), body...))
 }

@@ -162,7 +162,7 @@ func (c *Control) hostname(id *guestapi.Identity) error {
 		return err
 	}
 	old, _ := c.sys.ReadFile("/etc/hosts") // a missing file counts as empty
-	return c.sys.WriteFile("/etc/hosts", hosts(string(old), id.Hostname), 0o644)
+	return c.sys.WriteFile("/etc/hosts", hostsFile(string(old), id.Hostname), 0o644)
 }
 
 func validHostname(s string) bool {
@@ -176,8 +176,8 @@ func validHostname(s string) bool {
 	return len(s) <= 63
 }
 
-// hosts returns the content of /etc/hosts with the line of the machine itself replaced.
-func hosts(old, name string) []byte {
+// hostsFile returns the content of /etc/hosts with the line of the machine itself replaced.
+func hostsFile(old, name string) []byte {
 	const mine = "127.0.1.1"
 	var b strings.Builder
 	if old == "" {
@@ -223,7 +223,7 @@ func (c *Control) bootID(id *guestapi.Identity) error {
 }
 
 func (c *Control) network(id *guestapi.Identity) error {
-	if id.Network == nil || c.last.Network != nil && same(id.Network, c.last.Network) {
+	if id.Network == nil || c.last.Network != nil && sameNetwork(id.Network, c.last.Network) {
 		return nil
 	}
 	var n Network
@@ -253,7 +253,7 @@ func (c *Control) network(id *guestapi.Identity) error {
 	return c.sys.WriteFile("/etc/resolv.conf", []byte(b.String()), 0o644)
 }
 
-func same(a, b *guestapi.Network) bool {
+func sameNetwork(a, b *guestapi.Network) bool {
 	return a.Address == b.Address && a.Gateway == b.Gateway && a.MTU == b.MTU && slices.Equal(a.DNS, b.DNS)
 }
 

@@ -67,7 +67,7 @@ func ChooseAccelerator(ctx context.Context, c Config) (Choice, error) {
 	if err := durable.ReadJSON(file, &kept); err == nil && kept.Key == key {
 		return kept.Choice, nil
 	}
-	choice, err := try(ctx, binary, path)
+	choice, err := tryAccelerators(ctx, binary, path)
 	if err != nil {
 		return Choice{}, err
 	}
@@ -78,16 +78,16 @@ func ChooseAccelerator(ctx context.Context, c Config) (Choice, error) {
 	return choice, nil
 }
 
-func try(ctx context.Context, binary, path string) (Choice, error) {
+func tryAccelerators(ctx context.Context, binary, path string) (Choice, error) {
 	why := ""
 	if _, err := os.Stat("/dev/kvm"); err != nil {
 		why = "there is no /dev/kvm"
-	} else if err := boot(ctx, binary, path, vmm.KVM, kvmLimit); err == nil {
+	} else if err := bootQEMU(ctx, binary, path, vmm.KVM, kvmLimit); err == nil {
 		return Choice{Accelerator: vmm.KVM}, nil
 	} else {
 		why = "/dev/kvm exists, but a guest does not run with it: " + err.Error()
 	}
-	if err := boot(ctx, binary, path, vmm.TCG, tcgLimit); err != nil {
+	if err := bootQEMU(ctx, binary, path, vmm.TCG, tcgLimit); err != nil {
 		return Choice{}, fmt.Errorf("choose accelerator: no guest boots: %w (%s)", err, why)
 	}
 	return Choice{Accelerator: vmm.TCG, Why: why}, nil
@@ -124,15 +124,17 @@ func cacheKey(files ...string) (string, error) {
 	return hex.EncodeToString(h.Sum(nil)), nil
 }
 
-// boot starts a guest in QEMU and waits for the first line of its kernel. The guest has no disk and no initramfs, so
+// bootQEMU starts a guest in QEMU and waits for the first line of its kernel. The guest has no disk and no initramfs,
+// so
 // it would end soon after; boot kills it before.
-func boot(ctx context.Context, binary, path string, accel vmm.Accelerator, limit time.Duration) error {
-	return speak(ctx, "QEMU", limit, binary, bootArguments(path, accel, kernel.IsELF(path))...)
+func bootQEMU(ctx context.Context, binary, path string, accel vmm.Accelerator, limit time.Duration) error {
+	return waitForKernelOutput(ctx, "QEMU", limit, binary, bootArguments(path, accel, kernel.IsELF(path))...)
 }
 
-// speak runs a monitor until the guest's kernel prints its first line on standard output. name names the monitor in
+// waitForKernelOutput runs a monitor until the guest's kernel prints its first line on standard output. name names
+// the monitor in
 // errors.
-func speak(ctx context.Context, name string, limit time.Duration, binary string, args ...string) error {
+func waitForKernelOutput(ctx context.Context, name string, limit time.Duration, binary string, args ...string) error {
 	silent := fmt.Errorf("its kernel printed nothing within %v", limit)
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, silent)
 	defer cancel()
@@ -155,7 +157,7 @@ func speak(ctx context.Context, name string, limit time.Duration, binary string,
 	}
 	ended := make(chan error, 1)
 	go func() { ended <- cmd.Wait() }()
-	err = watch(console, ended)
+	err = waitForMarker(console, ended)
 	cancel()
 	if err == nil {
 		<-ended // killed by the cancellation
@@ -167,8 +169,8 @@ func speak(ctx context.Context, name string, limit time.Duration, binary string,
 	return fmt.Errorf("%s %w: %s", name, err, complaint.text())
 }
 
-// watch waits for the marker in the console, and returns nil, or for the end of the monitor.
-func watch(console io.ReaderAt, ended <-chan error) error {
+// waitForMarker waits for the marker in the console, and returns nil, or for the end of the monitor.
+func waitForMarker(console io.ReaderAt, ended <-chan error) error {
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
 	buf := make([]byte, 16<<10)

@@ -127,7 +127,7 @@ func bootFirecracker(ctx context.Context, binary, kernel string) error {
 	if err := os.WriteFile(path, config, 0o600); err != nil {
 		return err
 	}
-	return speak(ctx, "Firecracker", kvmLimit, binary, "--no-api", "--config-file", path)
+	return waitForKernelOutput(ctx, "Firecracker", kvmLimit, binary, "--no-api", "--config-file", path)
 }
 
 func (c Config) firecracker(ctx context.Context) Finding {

@@ -9,7 +9,7 @@ import (
 
 // BootKVM tries a guest under KVM with the given monitor and any kernel.
 func BootKVM(ctx context.Context, binary string, limit time.Duration) error {
-	return boot(ctx, binary, "vmlinuz", vmm.KVM, limit)
+	return bootQEMU(ctx, binary, "vmlinuz", vmm.KVM, limit)
 }
 
 // On returns c with /proc and /sys below root.

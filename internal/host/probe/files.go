@@ -77,8 +77,8 @@ func (c Config) guestAgent(context.Context) Finding {
 	return ok("%s", c.GuestAgent)
 }
 
-// existing returns the nearest directory above path that exists.
-func existing(path string) string {
+// nearestExisting returns the nearest directory above path that exists.
+func nearestExisting(path string) string {
 	for {
 		if info, err := os.Stat(path); err == nil && info.IsDir() {
 			return path
@@ -128,7 +128,7 @@ const (
 )
 
 func (c Config) disk(context.Context) Finding {
-	at := existing(c.DataDir)
+	at := nearestExisting(c.DataDir)
 	free, total, err := disk.Free(at)
 	if err != nil {
 		return fail("make the data directory readable", "%v", err)

@@ -210,8 +210,8 @@ type filler struct {
 	report Report
 }
 
-// parts cleans and splits a name; the root has no parts.
-func parts(name string) ([]string, error) {
+// splitName cleans and splits a name; the root has no parts.
+func splitName(name string) ([]string, error) {
 	if strings.Contains(name, "\x00") || len(name) > 4096 {
 		return nil, fmt.Errorf("%w: not a valid path", ErrStream)
 	}
@@ -245,7 +245,7 @@ func (w *filler) entry(h *tar.Header, content io.Reader) error {
 	if w.names++; w.names > w.opt.MaxFiles {
 		return fmt.Errorf("%w: more than %d files", ErrTooLarge, w.opt.MaxFiles)
 	}
-	name, err := parts(h.Name)
+	name, err := splitName(h.Name)
 	if err != nil {
 		return err
 	}
@@ -309,7 +309,7 @@ func (w *filler) inode(h *tar.Header) (*inode, error) {
 }
 
 func (w *filler) hardLink(name []string, target string) error {
-	to, err := parts(target)
+	to, err := splitName(target)
 	if err != nil {
 		return fmt.Errorf("hard link to %.200q: %w", target, err)
 	}
@@ -325,7 +325,7 @@ func (w *filler) hardLink(name []string, target string) error {
 
 // extra writes a file of the options.
 func (w *filler) extra(file File) error {
-	name, err := parts(file.Path)
+	name, err := splitName(file.Path)
 	if err != nil {
 		return err
 	}

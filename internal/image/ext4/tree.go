@@ -75,8 +75,8 @@ func (f *fsys) find(name []string) (*node, error) {
 	return at, nil
 }
 
-// above returns the parent directory of a name, and makes it if it is missing.
-func (f *fsys) above(name []string) (*node, error) {
+// parentOf returns the parent directory of a name, and makes it if it is missing.
+func (f *fsys) parentOf(name []string) (*node, error) {
 	at := f.root
 	for _, part := range name[:len(name)-1] {
 		next := at.children[part]
@@ -116,7 +116,7 @@ func (f *fsys) add(at *node, name string, ino *inode) error {
 // place puts ino at a name. An existing directory takes over the attributes of a new one; anything else is replaced.
 // place returns nil if ino needs no further work.
 func (f *fsys) place(name []string, ino *inode) (*node, error) {
-	at, err := f.above(name)
+	at, err := f.parentOf(name)
 	if err != nil {
 		return nil, err
 	}
@@ -177,7 +177,7 @@ func (f *fsys) remove(at, n *node) error {
 
 // link makes a name a hard link to the file of n.
 func (f *fsys) link(name []string, n *node) error {
-	at, err := f.above(name)
+	at, err := f.parentOf(name)
 	if err != nil {
 		return err
 	}

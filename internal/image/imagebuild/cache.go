@@ -72,15 +72,15 @@ func trim(cache string, limit int64) error {
 	return errors.Join(err1, err2, trimPaths(packages, limit), trimPaths(parts, limit))
 }
 
-// kept is a file of the cache, or a directory with its content.
-type kept struct {
+// cacheEntry is a file of the cache, or a directory with its content.
+type cacheEntry struct {
 	path  string
 	bytes int64
 	added int64 // nanoseconds since 1970
 }
 
 func trimPaths(paths []string, limit int64) error {
-	var all []kept
+	var all []cacheEntry
 	var total int64
 	for _, p := range paths {
 		k, err := measure(p)
@@ -90,7 +90,7 @@ func trimPaths(paths []string, limit int64) error {
 		all = append(all, k)
 		total += k.bytes
 	}
-	slices.SortFunc(all, func(a, b kept) int { return cmp.Compare(a.added, b.added) })
+	slices.SortFunc(all, func(a, b cacheEntry) int { return cmp.Compare(a.added, b.added) })
 	for _, k := range all {
 		if total <= limit {
 			return nil
@@ -103,8 +103,8 @@ func trimPaths(paths []string, limit int64) error {
 	return nil
 }
 
-func measure(path string) (kept, error) {
-	k := kept{path: path}
+func measure(path string) (cacheEntry, error) {
+	k := cacheEntry{path: path}
 	err := filepath.WalkDir(path, func(p string, _ fs.DirEntry, err error) error {
 		var st unix.Stat_t
 		if err == nil {

@@ -40,14 +40,14 @@ var remedies = map[string]string{
 // fetch runs the function that fetches a part.
 func (f fetcher) fetch(ctx context.Context, kind, key string, do func(ctx context.Context) error) error {
 	f.log.Printf("fetch %s %s", kind, key)
-	if err := within(ctx, f.limit, "it did not come", do); err != nil {
+	if err := withTimeout(ctx, f.limit, "it did not come", do); err != nil {
 		return fmt.Errorf("fetch %s %s: %w; %s", kind, key, err, remedies[kind])
 	}
 	return nil
 }
 
-// need returns an error with a remedy if a program is missing.
-func need(program, remedy string) error {
+// requireProgram returns an error with a remedy if a program is missing.
+func requireProgram(program, remedy string) error {
 	if _, err := exec.LookPath(program); err != nil {
 		return fmt.Errorf("%w: %s", err, remedy)
 	}
@@ -60,9 +60,9 @@ func (f fetcher) path(kind, key string) string {
 	return filepath.Join(f.dir, kind+"-"+hex.EncodeToString(sum[:12]))
 }
 
-// keep returns the path of the content that key identifies. It fetches the content if it is missing, and verifies it
+// cached returns the path of the content that key identifies. It fetches the content if it is missing, and verifies it
 // in either case: content that fails verification is removed.
-func (f fetcher) keep(
+func (f fetcher) cached(
 	ctx context.Context,
 	kind, key string,
 	fetch func(ctx context.Context, to string) error,
@@ -97,8 +97,8 @@ func (f fetcher) scratch(do func(opt command.Options) error) (err error) {
 // npm fetches the archive of a package.
 func (f fetcher) npm(ctx context.Context, p recipe.Part) (string, error) {
 	key := p.NPM + "@" + p.Version
-	return f.keep(ctx, "npm", key, func(ctx context.Context, to string) error {
-		if err := need("npm", "install npm, which knows where packages come from here"); err != nil {
+	return f.cached(ctx, "npm", key, func(ctx context.Context, to string) error {
+		if err := requireProgram("npm", "install npm, which knows where packages come from here"); err != nil {
 			return err
 		}
 		return f.scratch(func(opt command.Options) error {
@@ -141,8 +141,8 @@ func npmError(out string) error {
 // module fetches the archive of a Go module.
 func (f fetcher) module(ctx context.Context, p recipe.Part) (string, error) {
 	key := p.Go + "@" + p.Version
-	return f.keep(ctx, "go", key, func(ctx context.Context, to string) error {
-		if err := need("go", "install Go, which knows where modules come from here"); err != nil {
+	return f.cached(ctx, "go", key, func(ctx context.Context, to string) error {
+		if err := requireProgram("go", "install Go, which knows where modules come from here"); err != nil {
 			return err
 		}
 		return f.scratch(func(opt command.Options) error {
@@ -175,7 +175,9 @@ var platforms = map[string]string{"amd64": "x86_64", "arm64": "aarch64"}
 // wheels fetches the wheels that a file pins, for the guest's version of Python, and returns their directory, which
 // all recipes share. pip checks the hash of every wheel, including cached ones.
 func (f fetcher) wheels(ctx context.Context, requirements []byte, python, arch string) (string, error) {
-	if err := need("pip3", "install pip for Python 3, which knows where packages come from here"); err != nil {
+	if err := requireProgram(
+		"pip3", "install pip for Python 3, which knows where packages come from here",
+	); err != nil {
 		return "", err
 	}
 	dir := f.path("wheels", python+" "+arch)

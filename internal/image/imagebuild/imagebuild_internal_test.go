@@ -54,7 +54,7 @@ func TestChooseOrigin(t *testing.T) {
 	}
 	for name, r := range rows {
 		t.Run(name, func(t *testing.T) {
-			suite, lines, err := chooseOrigin(r.d, r.host, known)
+			suite, lines, err := choosePackageSources(r.d, r.host, known)
 			if suite != r.suite || !slices.Equal(lines, r.lines) || (err == nil) != (r.lines != nil) {
 				t.Errorf("chooseOrigin: got %q, %q, %v, want %q, %q", suite, lines, err, r.suite, r.lines)
 			}
@@ -90,7 +90,7 @@ deb [signed-by=/k.gpg] http://m.example/debian bookworm main
 deb [signed-by=/p.gpg] http://p.example/apt bookworm-pgdg main`,
 		"postgres-16.debian-13": "trixie\ndeb [signed-by=/k.gpg] http://m.example/debian trixie main",
 	} {
-		suite, lines, err := chooseOrigin(all[name].Distribution, host, known)
+		suite, lines, err := choosePackageSources(all[name].Distribution, host, known)
 		if got := strings.Join(append([]string{suite}, lines...), "\n"); got != want || len(all[name].Missing) != 0 {
 			t.Errorf("%s: got sources\n%s\n(%v), want\n%s\nmissing parameters %v", name, got, err, want,
 				all[name].Missing)

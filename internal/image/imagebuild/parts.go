@@ -21,9 +21,9 @@ type wheelhouse struct {
 	to   string // directory in the root; empty: the root's own Python
 }
 
-// parts adds a recipe's parts to a root file system. It only fetches wheels, which are installed by the root's own
+// addParts adds a recipe's parts to a root file system. It only fetches wheels, which are installed by the root's own
 // Python.
-func parts(
+func addParts(
 	ctx context.Context,
 	r recipe.Recipe,
 	dir, work, keep string,
@@ -40,7 +40,7 @@ func parts(
 	f := fetcher{dir: keep, work: work, log: log, limit: fetchLimit}
 	for i, p := range r.Parts {
 		if p.PyPI != "" {
-			h, err := f.house(ctx, r, p, dir)
+			h, err := f.fetchWheels(ctx, r, p, dir)
 			if err != nil {
 				return nil, err
 			}
@@ -79,7 +79,7 @@ func (f fetcher) part(ctx context.Context, r recipe.Recipe, p recipe.Part, root 
 	return newTree(ctx, root, path.Dir(p.To)).file(path.Base(p.To), p.Exec, bytes.NewReader(r.Files[p.File]))
 }
 
-func (f fetcher) house(ctx context.Context, r recipe.Recipe, p recipe.Part, root string) (wheelhouse, error) {
+func (f fetcher) fetchWheels(ctx context.Context, r recipe.Recipe, p recipe.Part, root string) (wheelhouse, error) {
 	python, err := pythonOf(root)
 	if err != nil {
 		return wheelhouse{}, err

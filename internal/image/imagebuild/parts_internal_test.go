@@ -124,7 +124,7 @@ func TestParts(t *testing.T) {
 	keep := filepath.Join(t.TempDir(), "keep")
 	for range 2 { // the second round finds the archives in the cache
 		root := t.TempDir()
-		if _, err := parts(t.Context(), r, root, t.TempDir(), keep, nil); err != nil {
+		if _, err := addParts(t.Context(), r, root, t.TempDir(), keep, nil); err != nil {
 			t.Fatal(err)
 		}
 		for path, want := range map[string]string{
@@ -157,7 +157,7 @@ func TestPartsRefuseOtherContent(t *testing.T) {
 		{Go: "m.example/m", Version: "v1", Hash: "h1:other", To: "/p"},
 	} {
 		root, keep := t.TempDir(), t.TempDir()
-		_, err := parts(t.Context(), recipe.Recipe{Parts: []recipe.Part{p}}, root, t.TempDir(), keep, nil)
+		_, err := addParts(t.Context(), recipe.Recipe{Parts: []recipe.Part{p}}, root, t.TempDir(), keep, nil)
 		if !errors.Is(err, ErrHash) {
 			t.Errorf("part %+v: got error %v, want ErrHash", p, err)
 		}
@@ -175,13 +175,15 @@ func TestPartsReportMissingPrograms(t *testing.T) {
 		"npm": {NPM: "p", Version: "1", To: "/p"},
 		"Go":  {Go: "a.example/b", Version: "v1", To: "/p"},
 	} {
-		_, err := parts(t.Context(), recipe.Recipe{Parts: []recipe.Part{p}}, t.TempDir(), t.TempDir(), t.TempDir(), nil)
+		_, err := addParts(t.Context(), recipe.Recipe{Parts: []recipe.Part{p}}, t.TempDir(), t.TempDir(), t.TempDir(),
+			nil)
 		if err == nil || !strings.Contains(err.Error(), "install "+program) {
 			t.Errorf("%s: got error %v", program, err)
 		}
 	}
 	root := t.TempDir()
-	_, err := parts(t.Context(), recipe.Recipe{Parts: []recipe.Part{{PyPI: "r"}}}, root, t.TempDir(), t.TempDir(), nil)
+	_, err := addParts(t.Context(), recipe.Recipe{Parts: []recipe.Part{{PyPI: "r"}}}, root, t.TempDir(), t.TempDir(),
+		nil)
 	if err == nil || !strings.Contains(err.Error(), "add the package python3") {
 		t.Errorf("a root without Python: got error %v", err)
 	}

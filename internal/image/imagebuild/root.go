@@ -30,7 +30,7 @@ func Root(ctx context.Context, r recipe.Recipe, work, cache string, log command.
 			r.Name+"."+strings.Join(r.Missing, ", "+r.Name+"."),
 		)
 	}
-	suite, sources, err := origin(r)
+	suite, sources, err := packageSources(r)
 	if err != nil {
 		return err
 	}
@@ -55,7 +55,7 @@ func Root(ctx context.Context, r recipe.Recipe, work, cache string, log command.
 	}
 	args := append(arguments(r), hooks...)
 	args = append(args, suite, filepath.Join(work, "root"), "-")
-	err = within(
+	err = withTimeout(
 		ctx,
 		packagesLimit,
 		"the packages did not come",
@@ -70,7 +70,7 @@ func Root(ctx context.Context, r recipe.Recipe, work, cache string, log command.
 			mirrorHint(r, sources),
 		)
 	}
-	houses, err := parts(ctx, r, filepath.Join(work, "root"), work, keep, log)
+	houses, err := addParts(ctx, r, filepath.Join(work, "root"), work, keep, log)
 	if err == nil {
 		err = finish(ctx, r, houses, work, log)
 	}
@@ -83,8 +83,8 @@ func Root(ctx context.Context, r recipe.Recipe, work, cache string, log command.
 // packagesLimit is how long fetching and unpacking all packages of a root file system may take.
 const packagesLimit = time.Hour
 
-// within runs do with a time limit; late names the delayed work in the error.
-func within(ctx context.Context, limit time.Duration, late string, do func(context.Context) error) error {
+// withTimeout runs do with a time limit; late names the delayed work in the error.
+func withTimeout(ctx context.Context, limit time.Duration, late string, do func(context.Context) error) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("%s within %s", late, limit))
 	defer cancel()
 	return do(ctx)
@@ -130,9 +130,10 @@ func arguments(r recipe.Recipe) []string {
 	return args
 }
 
-// origin returns the suite and the source lines of the packages: those of the recipe's mirror, otherwise those that
+// packageSources returns the suite and the source lines of the packages: those of the recipe's mirror, otherwise
+// those that
 // the machine itself uses for the suite.
-func origin(r recipe.Recipe) (suite string, lines []string, err error) {
+func packageSources(r recipe.Recipe) (suite string, lines []string, err error) {
 	host, err := apt.ReadDistribution("/")
 	if err != nil {
 		return "", nil, err
@@ -141,16 +142,16 @@ func origin(r recipe.Recipe) (suite string, lines []string, err error) {
 	if err != nil {
 		return "", nil, err
 	}
-	return chooseOrigin(r.Distribution, host, known)
+	return choosePackageSources(r.Distribution, host, known)
 }
 
-// chooseOrigin is origin for a given host and its sources.
-func chooseOrigin(
+// choosePackageSources is origin for a given host and its sources.
+func choosePackageSources(
 	d recipe.Distribution,
 	host apt.Distribution,
 	known []apt.Source,
 ) (suite string, lines []string, err error) {
-	suite, lines, err = chooseMain(d, host, known)
+	suite, lines, err = chooseMainSources(d, host, known)
 	if err != nil {
 		return "", nil, err
 	}
@@ -163,8 +164,8 @@ func chooseOrigin(
 	return suite, lines, nil
 }
 
-// chooseMain is chooseOrigin without the sources of other projects.
-func chooseMain(
+// chooseMainSources is chooseOrigin without the sources of other projects.
+func chooseMainSources(
 	d recipe.Distribution,
 	host apt.Distribution,
 	known []apt.Source,

@@ -140,7 +140,7 @@ func TestUnreachableParts(t *testing.T) {
 		address := map[string]func(*testing.T) string{"refuses": refusing, "silent": silent}[how](t)
 		for program, do := range fetch {
 			t.Run(how+"-"+program, func(t *testing.T) {
-				if err := need(program, "install it"); err != nil {
+				if err := requireProgram(program, "install it"); err != nil {
 					t.Skipf("probe %s: %v", program, err)
 				}
 				for name, value := range map[string]string{

@@ -113,7 +113,7 @@ func build(ctx context.Context, deb, work, dir string, log command.Log) error {
 	if err := os.Rename(filepath.Join(tree, "vmlinux"), filepath.Join(result, "vmlinux")); err != nil {
 		return err
 	}
-	return seal(result, dir, meta{Version: strings.TrimSpace(version), Image: "vmlinux"})
+	return commitKernel(result, dir, meta{Version: strings.TrimSpace(version), Image: "vmlinux"})
 }
 
 // dieWithParent makes a program and everything it starts end at once with this process, however that ends: the next
@@ -123,9 +123,10 @@ func dieWithParent(o command.Options) command.Options {
 	return o
 }
 
-// vital are the options without which no machine boots or is restored correctly. A kernel source that has renamed one
+// requiredOptions are the options without which no machine boots or is restored correctly. A kernel source that has
+// renamed one
 // is refused at once, rather than discovered by a guest that hangs.
-var vital = []string{
+var requiredOptions = []string{
 	"CONFIG_PVH=y", "CONFIG_VIRTIO_MMIO_CMDLINE_DEVICES=y", "CONFIG_VIRTIO_BLK=y", "CONFIG_VIRTIO_NET=y",
 	"CONFIG_VIRTIO_CONSOLE=y", "CONFIG_VIRTIO_VSOCKETS=y", "CONFIG_EXT4_FS=y", "CONFIG_DEVTMPFS=y",
 	"CONFIG_CGROUP_FREEZER=y", "CONFIG_CGROUPS=y", "CONFIG_MEMCG=y", "CONFIG_RTC_DRV_CMOS=y",
@@ -139,7 +140,7 @@ func checkConfig(path string) error {
 	}
 	have := strings.Split(string(data), "\n")
 	var missing []string
-	for _, v := range vital {
+	for _, v := range requiredOptions {
 		if !slices.Contains(have, v) {
 			missing = append(missing, v)
 		}

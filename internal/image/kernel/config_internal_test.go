@@ -21,7 +21,7 @@ func TestGuestsHaveTheirDevices(t *testing.T) {
 		}
 	}
 	for _, module := range []string{"virtio_balloon", "virtio_mem", "virtio_rng", "vmw_vsock_virtio_transport"} {
-		if !slices.Contains(wanted, module) {
+		if !slices.Contains(wantedModules, module) {
 			t.Errorf("the module %s of the distribution's kernel is not copied", module)
 		}
 	}

@@ -20,5 +20,5 @@ func Put(dir, version, image string, modules ...string) error {
 			return err
 		}
 	}
-	return seal(work, dir, meta{Version: version, Image: image, Modules: modules})
+	return commitKernel(work, dir, meta{Version: version, Image: image, Modules: modules})
 }

@@ -76,7 +76,7 @@ func install(ctx context.Context, deb, work, dir string) error {
 	if err := os.Rename(images[0], filepath.Join(result, "vmlinuz")); err != nil {
 		return err
 	}
-	return seal(result, dir, meta{Version: release, Image: "vmlinuz", Modules: order})
+	return commitKernel(result, dir, meta{Version: release, Image: "vmlinuz", Modules: order})
 }
 
 // moduleTree returns the directory of a package's modules: some distributions have merged /lib into /usr.

@@ -232,9 +232,10 @@ func sum(path string) (string, error) {
 	return hex.EncodeToString(h.Sum(nil)), nil
 }
 
-// seal writes kernel.json for the files of a directory that is otherwise complete, and renames the directory into
+// commitKernel writes kernel.json for the files of a directory that is otherwise complete, and renames the directory
+// into
 // place.
-func seal(work, dir string, m meta) error {
+func commitKernel(work, dir string, m meta) error {
 	m.SHA256 = map[string]string{}
 	files := []string{m.Image}
 	for _, name := range m.Modules {

@@ -20,7 +20,7 @@ func buildDir(ctx context.Context, dir string) (work string, done func(context.C
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return "", nil, err
 	}
-	lock, err := exclusive(ctx, filepath.Join(dir, ".lock"))
+	lock, err := openLocked(ctx, filepath.Join(dir, ".lock"))
 	if err != nil {
 		return "", nil, err
 	}
@@ -37,8 +37,8 @@ func buildDir(ctx context.Context, dir string) (work string, done func(context.C
 	return work, func(context.Context) error { return errors.Join(os.RemoveAll(work), lock.Close()) }, nil
 }
 
-// exclusive opens a file and waits until no other process holds its lock. Closing the file releases the lock.
-func exclusive(ctx context.Context, path string) (*os.File, error) {
+// openLocked opens a file and waits until no other process holds its lock. Closing the file releases the lock.
+func openLocked(ctx context.Context, path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return nil, err

@@ -18,15 +18,16 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// wanted are the modules a machine needs; their dependencies are added. Modules built into a kernel need no file.
+// wantedModules are the modules a machine needs; their dependencies are added. Modules built into a kernel need no
+// file.
 // overlay, fuse and tun are for users' programs.
-var wanted = []string{
+var wantedModules = []string{
 	"crc32c_generic", "virtio_mmio", "virtio_console", "virtio_blk", "ext4", "virtio_rng", "virtio_net",
 	"virtio_balloon", "virtio_mem", "vmw_vsock_virtio_transport", "overlay", "fuse", "tun",
 }
 
-// essential are the modules of wanted without which no machine boots, unless they are built in.
-var essential = []string{"virtio_mmio", "virtio_console", "virtio_blk", "ext4", "virtio_net"}
+// essentialModules are the modules of wanted without which no machine boots, unless they are built in.
+var essentialModules = []string{"virtio_mmio", "virtio_console", "virtio_blk", "ext4", "virtio_net"}
 
 // modules copies the wanted modules and their dependencies from a module tree (lib/modules/<version>) into dir,
 // decompressed, and returns their file names in load order.
@@ -39,13 +40,13 @@ func modules(ctx context.Context, tree, dir string) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, name := range essential {
+	for _, name := range essentialModules {
 		if paths[name] == "" && !builtin[name] {
 			return nil, fmt.Errorf("kernel in %s has no module %s", tree, name)
 		}
 	}
 	l := loader{ctx: ctx, paths: paths, builtin: builtin, dir: dir, done: map[string]bool{}}
-	for _, name := range wanted {
+	for _, name := range wantedModules {
 		if paths[name] == "" {
 			continue
 		}

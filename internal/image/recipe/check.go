@@ -44,65 +44,65 @@ var (
 // checker collects problems, so that a person sees all of them at once.
 type checker struct{ problems []error }
 
-func (c *checker) that(ok bool, field, format string, args ...any) {
+func (c *checker) require(ok bool, field, format string, args ...any) {
 	if !ok {
 		c.problems = append(c.problems, fmt.Errorf("recipe: %s: %s", field, fmt.Sprintf(format, args...)))
 	}
 }
 
 func (c *checker) between(n, low, high int, field string) {
-	c.that(n >= low && n <= high, field, "is %d; give a number from %d to %d", n, low, high)
+	c.require(n >= low && n <= high, field, "is %d; give a number from %d to %d", n, low, high)
 }
 
 func (c *checker) commands(list []string, field string) {
-	c.that(len(list) <= maxList, field, "has %d entries; at most %d are allowed", len(list), maxList)
+	c.require(len(list) <= maxList, field, "has %d entries; at most %d are allowed", len(list), maxList)
 	for i, cmd := range list {
 		c.command(cmd, fmt.Sprintf("%s[%d]", field, i))
 	}
 }
 
 func (c *checker) command(cmd, field string) {
-	c.that(strings.TrimSpace(cmd) != "", field, "is empty; give a shell command or leave the entry out")
-	c.that(
+	c.require(strings.TrimSpace(cmd) != "", field, "is empty; give a shell command or leave the entry out")
+	c.require(
 		len(cmd) <= maxCommand,
 		field,
 		"has %d bytes; at most %d are allowed, put a longer script into a file",
 		len(cmd),
 		maxCommand,
 	)
-	c.that(!strings.ContainsRune(cmd, 0), field, "holds a NUL byte")
+	c.require(!strings.ContainsRune(cmd, 0), field, "holds a NUL byte")
 }
 
 func (c *checker) mirror(text, field string) {
 	u, err := url.Parse(text)
 	ok := err == nil && (u.Scheme == "http" || u.Scheme == "https") && u.Host != "" &&
 		!strings.ContainsAny(text, " \t\n[]")
-	c.that(text == "" || ok, field, "is %q; give an http or https address, or leave it out", text)
+	c.require(text == "" || ok, field, "is %q; give an http or https address, or leave it out", text)
 }
 
 func (c *checker) keyring(path, field string) {
 	ok := strings.HasPrefix(path, "/") && !strings.ContainsAny(path, " \t\n[]")
-	c.that(path == "" || ok, field, "is %q; give an absolute path, or leave it out", path)
+	c.require(path == "" || ok, field, "is %q; give an absolute path, or leave it out", path)
 }
 
 func (r Recipe) check() error {
 	var c checker
-	c.that(
+	c.require(
 		nameForm.MatchString(r.Name),
 		"name",
 		"is %q; give lower-case letters, digits, dots and dashes, at most 63",
 		r.Name,
 	)
 	for i, a := range r.Aliases {
-		c.that(
+		c.require(
 			nameForm.MatchString(a),
 			fmt.Sprintf("aliases[%d]", i),
 			"is %q; give lower-case letters, digits, dots and dashes, at most 63",
 			a,
 		)
 	}
-	c.that(len(r.Description) <= 500, "description", "has %d bytes; at most 500 are allowed", len(r.Description))
-	c.that(
+	c.require(len(r.Description) <= 500, "description", "has %d bytes; at most 500 are allowed", len(r.Description))
+	c.require(
 		len(r.Aliases) <= 20 && len(r.Tools) <= 100,
 		"aliases, tools",
 		"have too many entries; at most 20 and 100 are allowed",
@@ -110,8 +110,8 @@ func (r Recipe) check() error {
 	c.between(r.VCPUs, 1, maxVCPUs, "vcpus")
 	c.between(r.MemoryMiB, minMemoryMiB, maxMemoryMiB, "memory_mib")
 	c.between(r.DiskMiB, minDiskMiB, maxDiskMiB, "disk_mib")
-	c.that(userForm.MatchString(r.User), "user", "is %q; give a Unix user name such as user, or root", r.User)
-	c.that(path.IsAbs(r.Workdir) && path.Clean(r.Workdir) == r.Workdir && len(r.Workdir) < 1024,
+	c.require(userForm.MatchString(r.User), "user", "is %q; give a Unix user name such as user, or root", r.User)
+	c.require(path.IsAbs(r.Workdir) && path.Clean(r.Workdir) == r.Workdir && len(r.Workdir) < 1024,
 		"workdir", "is %q; give an absolute path without . and ..", r.Workdir)
 	c.between(r.Limits.DiskMiB, 0, maxLimit, "limits.disk_mib")
 	c.between(r.Limits.DiskOps, 0, maxLimit, "limits.disk_ops")
@@ -119,7 +119,7 @@ func (r Recipe) check() error {
 	c.between(r.Limits.NetworkOutMbit, 0, maxLimit, "limits.network_out_mbit")
 	r.checkDisks(&c)
 	r.Distribution.check(&c)
-	c.that(
+	c.require(
 		len(r.Parts) <= maxList && len(r.Start) <= maxStart,
 		"parts, start",
 		"have too many entries; at most %d and %d are allowed",
@@ -141,46 +141,46 @@ func (r Recipe) check() error {
 }
 
 func (d Distribution) check(c *checker) {
-	c.that(
+	c.require(
 		d.Suite == "" || wordForm.MatchString(d.Suite),
 		"distribution.suite",
 		"is %q; give a suite such as bookworm, or leave it out",
 		d.Suite,
 	)
 	c.mirror(d.Mirror, "distribution.mirror")
-	c.that(d.Mirror == "" || d.Suite != "", "distribution.suite", "is empty; a mirror needs a suite")
+	c.require(d.Mirror == "" || d.Suite != "", "distribution.suite", "is empty; a mirror needs a suite")
 	c.keyring(d.Keyring, "distribution.keyring")
 	for i, e := range d.Extra {
 		field := fmt.Sprintf("distribution.extra[%d]", i)
 		c.mirror(e.Mirror, field+".mirror")
 		c.keyring(e.Keyring, field+".keyring")
-		c.that(e.Suite == "" || wordForm.MatchString(e.Suite), field+".suite", "is %q; give a suite", e.Suite)
+		c.require(e.Suite == "" || wordForm.MatchString(e.Suite), field+".suite", "is %q; give a suite", e.Suite)
 		for _, w := range e.Components {
-			c.that(wordForm.MatchString(w), field+".components", "has %q; give words such as main", w)
+			c.require(wordForm.MatchString(w), field+".components", "has %q; give words such as main", w)
 		}
 	}
-	c.that(
+	c.require(
 		slices.Contains(variants, d.Variant),
 		"distribution.variant",
 		"is %q; give one of %s",
 		d.Variant,
 		strings.Join(variants, ", "),
 	)
-	c.that(
+	c.require(
 		len(d.Components) > 0 && len(d.Components) <= 10,
 		"distribution.components",
 		"has %d entries; give one to ten, such as main",
 		len(d.Components),
 	)
 	for i, w := range d.Components {
-		c.that(
+		c.require(
 			wordForm.MatchString(w),
 			fmt.Sprintf("distribution.components[%d]", i),
 			"is %q; give a word such as main",
 			w,
 		)
 	}
-	c.that(
+	c.require(
 		len(d.Packages) <= maxList,
 		"distribution.packages",
 		"has %d entries; at most %d are allowed",
@@ -188,7 +188,7 @@ func (d Distribution) check(c *checker) {
 		maxList,
 	)
 	for i, p := range d.Packages {
-		c.that(
+		c.require(
 			packageForm.MatchString(p),
 			fmt.Sprintf("distribution.packages[%d]", i),
 			"is %q; give the name of a package",
@@ -198,10 +198,10 @@ func (d Distribution) check(c *checker) {
 }
 
 func (r Recipe) checkDisks(c *checker) {
-	c.that(len(r.Disks) <= maxDisks, "disks", "has %d entries; at most %d are allowed", len(r.Disks), maxDisks)
+	c.require(len(r.Disks) <= maxDisks, "disks", "has %d entries; at most %d are allowed", len(r.Disks), maxDisks)
 	for i, d := range r.Disks {
 		field := fmt.Sprintf("disks[%d]", i)
-		c.that(
+		c.require(
 			diskForm.MatchString(d.Name),
 			field+".name",
 			"is %q; give a lower-case letter, then those and digits, at most 16",
@@ -210,19 +210,19 @@ func (r Recipe) checkDisks(c *checker) {
 		c.between(d.SizeMiB, minDataMiB, maxDiskMiB, field+".size_mib")
 		ok := path.IsAbs(d.Mount) && path.Clean(d.Mount) == d.Mount && d.Mount != "/" && len(d.Mount) < 1024 &&
 			!strings.ContainsAny(d.Mount, " \t\n\\")
-		c.that(ok, field+".mount", "is %q; give an absolute path without . and .. and spaces", d.Mount)
+		c.require(ok, field+".mount", "is %q; give an absolute path without . and .. and spaces", d.Mount)
 		for _, o := range d.Options {
-			c.that(optionForm.MatchString(o), field+".options", "has %q; give words such as noatime or commit=30", o)
+			c.require(optionForm.MatchString(o), field+".options", "has %q; give words such as noatime or commit=30", o)
 		}
-		c.that(
+		c.require(
 			d.Owner == "" || ownerForm.MatchString(d.Owner),
 			field+".owner",
 			"is %q; give user or user:group, or leave it out",
 			d.Owner,
 		)
 		for _, o := range r.Disks[:i] {
-			c.that(o.Name != d.Name, field+".name", "is %q, as another's; give each its own", d.Name)
-			c.that(
+			c.require(o.Name != d.Name, field+".name", "is %q, as another's; give each its own", d.Name)
+			c.require(
 				!within(o.Mount, d.Mount) && !within(d.Mount, o.Mount),
 				field+".mount",
 				"is %q, which is in another's or holds it",
@@ -242,19 +242,20 @@ func (p Part) check(c *checker, field string) {
 			kinds++
 		}
 	}
-	c.that(kinds == 1, field, "says %d of npm, pypi, go and file; give one", kinds)
+	c.require(kinds == 1, field, "says %d of npm, pypi, go and file; give one", kinds)
 	absolute := path.IsAbs(p.To) && path.Clean(p.To) == p.To && p.To != "/" && len(p.To) < 1024
-	c.that(absolute || p.To == "" && p.PyPI != "", field+".to", "is %q; give an absolute path without . and ..", p.To)
-	c.that(p.NPM == "" || npmForm.MatchString(p.NPM), field+".npm", "is %q; give the name of a package", p.NPM)
-	c.that(p.Go == "" || moduleForm.MatchString(p.Go), field+".go", "is %q; give the path of a module", p.Go)
-	c.that(
+	c.require(absolute || p.To == "" && p.PyPI != "", field+".to", "is %q; give an absolute path without . and ..",
+		p.To)
+	c.require(p.NPM == "" || npmForm.MatchString(p.NPM), field+".npm", "is %q; give the name of a package", p.NPM)
+	c.require(p.Go == "" || moduleForm.MatchString(p.Go), field+".go", "is %q; give the path of a module", p.Go)
+	c.require(
 		p.NPM == "" && p.Go == "" || versionForm.MatchString(p.Version),
 		field+".version",
 		"is %q; give the one version to take",
 		p.Version,
 	)
 	prefix := map[bool]string{true: "sha512-", false: "h1:"}[p.NPM != ""]
-	c.that(
+	c.require(
 		p.Hash == "" || p.NPM+p.Go != "" && strings.HasPrefix(p.Hash, prefix),
 		field+".hash",
 		"is %q; give %s..., or leave it out",
@@ -262,7 +263,7 @@ func (p Part) check(c *checker, field string) {
 		prefix,
 	)
 	for _, name := range []string{p.PyPI, p.File} {
-		c.that(
+		c.require(
 			name == "" || fileForm.MatchString(name),
 			field,
 			"is %q; give the name of a file beside the recipe",
@@ -272,21 +273,21 @@ func (p Part) check(c *checker, field string) {
 }
 
 func (s Start) check(c *checker, field string) {
-	c.that(fileForm.MatchString(s.Name), field+".name", "is %q; give letters, digits, dots and dashes", s.Name)
-	c.that((s.Command == "") != (s.Context == ""), field, "says both or none of command and context; give one")
+	c.require(fileForm.MatchString(s.Name), field+".name", "is %q; give letters, digits, dots and dashes", s.Name)
+	c.require((s.Command == "") != (s.Context == ""), field, "says both or none of command and context; give one")
 	if s.Command != "" {
 		c.command(s.Command, field+".command")
 	}
-	c.that(
+	c.require(
 		s.Context == "" || wordForm.MatchString(s.Context),
 		field+".context",
 		"is %q; give a language such as python",
 		s.Context,
 	)
-	c.that(userForm.MatchString(s.User), field+".user", "is %q; give a Unix user name such as user, or root", s.User)
-	c.that(path.IsAbs(s.Dir), field+".dir", "is %q; give an absolute path", s.Dir)
+	c.require(userForm.MatchString(s.User), field+".user", "is %q; give a Unix user name such as user, or root", s.User)
+	c.require(path.IsAbs(s.Dir), field+".dir", "is %q; give an absolute path", s.Dir)
 	for name, value := range s.Env {
-		c.that(
+		c.require(
 			envForm.MatchString(name) && !strings.ContainsRune(value, 0),
 			field+".env",
 			"has %q; give names of letters, digits and underscores",
@@ -301,7 +302,7 @@ func (r Recipe) checkFiles() error {
 	for i, p := range r.Parts {
 		for _, name := range []string{p.PyPI, p.File} {
 			_, ok := r.Files[name]
-			c.that(name == "" || ok, fmt.Sprintf("parts[%d]", i), "file %q is not in the recipe's directory", name)
+			c.require(name == "" || ok, fmt.Sprintf("parts[%d]", i), "file %q is not in the recipe's directory", name)
 		}
 	}
 	return errors.Join(c.problems...)

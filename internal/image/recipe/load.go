@@ -49,7 +49,7 @@ func Load(files fs.FS, opt Options) (map[string]Recipe, error) {
 	all := map[string]Recipe{}
 	var problems error
 	for _, p := range paths {
-		list, err := family(files, path.Dir(p), opt)
+		list, err := templateAndVariants(files, path.Dir(p), opt)
 		if err != nil {
 			problems = errors.Join(problems, fmt.Errorf("%s: %w", p, err))
 		}
@@ -66,8 +66,8 @@ func Load(files fs.FS, opt Options) (map[string]Recipe, error) {
 	return all, nil
 }
 
-// family returns the template of a directory and its variants.
-func family(files fs.FS, name string, opt Options) ([]Recipe, error) {
+// templateAndVariants returns the template of a directory and its variants.
+func templateAndVariants(files fs.FS, name string, opt Options) ([]Recipe, error) {
 	beside, err := readFiles(files, name)
 	if err != nil {
 		return nil, err
@@ -80,7 +80,7 @@ func family(files fs.FS, name string, opt Options) ([]Recipe, error) {
 	if base["name"] != name {
 		return nil, fmt.Errorf("the recipe's name is %q; name and directory must be the same", base["name"])
 	}
-	variants, ok := take(base, "variants")
+	variants, ok := takeMap(base, "variants")
 	if !ok {
 		return nil, errors.New("recipe: variants: must be a map of names to documents")
 	}
@@ -93,10 +93,10 @@ func family(files fs.FS, name string, opt Options) ([]Recipe, error) {
 				v,
 			)
 		}
-		d := join(map[string]any{"hidden": true}, base)
+		d := merge(map[string]any{"hidden": true}, base)
 		d["hidden"] = true
 		delete(d, "aliases")
-		d = join(d, o)
+		d = merge(d, o)
 		d["name"] = name + "." + v
 		documents[name+"."+v] = d
 	}
@@ -120,7 +120,7 @@ func build(document map[string]any, name string, opt Options) (Recipe, error) {
 	if err != nil {
 		return Recipe{}, err
 	}
-	filled, err := fill(document, params)
+	filled, err := substitute(document, params)
 	if err != nil {
 		return Recipe{}, err
 	}
@@ -179,21 +179,21 @@ func readFiles(files fs.FS, dir string) (map[string][]byte, error) {
 	return out, nil
 }
 
-// take removes a map from a document and returns it. A missing map is empty.
-func take(document map[string]any, key string) (map[string]any, bool) {
+// takeMap removes a map from a document and returns it. A missing map is empty.
+func takeMap(document map[string]any, key string) (map[string]any, bool) {
 	v, there := document[key]
 	delete(document, key)
 	m, ok := v.(map[string]any)
 	return m, ok || !there || v == nil
 }
 
-// join merges over into base: maps are joined, everything else is replaced. Neither argument is changed.
-func join(base, over map[string]any) map[string]any {
+// merge merges over into base: maps are joined, everything else is replaced. Neither argument is changed.
+func merge(base, over map[string]any) map[string]any {
 	out := maps.Clone(base)
 	for k, v := range over {
 		b, isMap := out[k].(map[string]any)
 		if o, both := v.(map[string]any); isMap && both {
-			v = join(b, o)
+			v = merge(b, o)
 		}
 		out[k] = v
 	}
@@ -202,7 +202,7 @@ func join(base, over map[string]any) map[string]any {
 
 // parameters removes the parameters from a document and returns them with the values of the options.
 func parameters(document map[string]any, name string, opt Options) (map[string]string, error) {
-	params, ok := take(document, "params")
+	params, ok := takeMap(document, "params")
 	if !ok {
 		return nil, errors.New("recipe: params: must be a map of names to values")
 	}
@@ -228,8 +228,8 @@ func parameters(document map[string]any, name string, opt Options) (map[string]s
 
 var paramForm = regexp.MustCompile(`\{\{[^{}]*\}\}`)
 
-// fill replaces the parameters in every text of a document by their values.
-func fill(v any, params map[string]string) (any, error) {
+// substitute replaces the parameters in every text of a document by their values.
+func substitute(v any, params map[string]string) (any, error) {
 	var problems error
 	switch v := v.(type) {
 	case string:
@@ -246,14 +246,14 @@ func fill(v any, params map[string]string) (any, error) {
 	case map[string]any:
 		out := make(map[string]any, len(v))
 		for _, k := range slices.Sorted(maps.Keys(v)) {
-			got, err := fill(v[k], params)
+			got, err := substitute(v[k], params)
 			out[k], problems = got, errors.Join(problems, err)
 		}
 		return out, problems
 	case []any:
 		out := make([]any, len(v))
 		for i, e := range v {
-			got, err := fill(e, params)
+			got, err := substitute(e, params)
 			out[i], problems = got, errors.Join(problems, err)
 		}
 		return out, problems

@@ -79,7 +79,7 @@ func (g *Guest) session(h Handler) (hello Hello, ok bool, err error) {
 				return hello, true, nil
 			}
 		case hd.kind == typeOpen:
-			if g.opened(hd, payload, h) {
+			if g.acceptStream(hd, payload, h) {
 				continue
 			}
 		case hd.kind != typeNoop && g.m.receive(hd, payload) == nil:
@@ -90,8 +90,8 @@ func (g *Guest) session(h Handler) (hello Hello, ok bool, err error) {
 	}
 }
 
-// opened accepts a stream. It returns false if the frame is invalid.
-func (g *Guest) opened(hd header, payload []byte, h Handler) bool {
+// acceptStream accepts a stream. It returns false if the frame is invalid.
+func (g *Guest) acceptStream(hd header, payload []byte, h Handler) bool {
 	st := newStream(g.m, hd.stream)
 	g.m.mu.Lock()
 	if hd.stream <= g.m.last {

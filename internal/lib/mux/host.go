@@ -9,14 +9,14 @@ import (
 
 // Host is the host end of a channel, for one session: it sends the hello, and opens streams.
 type Host struct {
-	m       *mux
-	conn    io.ReadWriteCloser
-	hello   Hello
-	kick    chan struct{} // wakes the writer
-	greeted chan struct{} // closed when the ack has arrived
-	done    chan struct{} // closed when the session has ended
-	once    sync.Once
-	wg      sync.WaitGroup
+	m          *mux
+	conn       io.ReadWriteCloser
+	hello      Hello
+	wakeWriter chan struct{} // wakes the writer
+	greeted    chan struct{} // closed when the ack has arrived
+	done       chan struct{} // closed when the session has ended
+	once       sync.Once
+	wg         sync.WaitGroup
 }
 
 // NewHost begins a session on conn, which it owns. It queues the hello and does not wait.
@@ -26,8 +26,8 @@ type Host struct {
 func NewHost(conn io.ReadWriteCloser, hello Hello, resync bool) *Host {
 	hello.Version = Version
 	h := &Host{m: newMux(conn), conn: conn, hello: hello,
-		kick: make(chan struct{}, 1), greeted: make(chan struct{}), done: make(chan struct{})}
-	h.m.wake = func() { signal(h.kick) }
+		wakeWriter: make(chan struct{}, 1), greeted: make(chan struct{}), done: make(chan struct{})}
+	h.m.wake = func() { signal(h.wakeWriter) }
 	if resync {
 		h.m.queue = make([]byte, resyncZeros)
 	}
@@ -41,7 +41,7 @@ func NewHost(conn io.ReadWriteCloser, hello Hello, resync bool) *Host {
 func (h *Host) write() {
 	for {
 		select {
-		case <-h.kick:
+		case <-h.wakeWriter:
 		case <-h.done:
 			return
 		}
@@ -139,7 +139,7 @@ func (h *Host) open(ctx context.Context, first []byte, fin, last bool) (*Stream,
 		flags = flagFin
 	}
 	h.m.queueFrame(typeOpen, flags, st.id, first)
-	st.sent(flags, last)
+	st.recordSent(flags, last)
 	return st, nil
 }
 

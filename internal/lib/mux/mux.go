@@ -160,7 +160,7 @@ func (m *mux) receive(h header, payload []byte) error {
 	var err error
 	switch h.kind {
 	case typeData:
-		err = st.take(payload, h.flags&flagFin != 0)
+		err = st.enqueue(payload, h.flags&flagFin != 0)
 	case typeCredit:
 		err = st.credited(payload)
 	case typeReset:

@@ -73,7 +73,7 @@ func (st *Stream) OnDead(f func(error)) {
 	}
 }
 
-func (st *Stream) take(payload []byte, fin bool) error {
+func (st *Stream) enqueue(payload []byte, fin bool) error {
 	if st.finIn {
 		return fmt.Errorf("%w: message on stream %d after its end", ErrLost, st.id)
 	}
@@ -191,14 +191,14 @@ func (st *Stream) send(ctx context.Context, message []byte, flags byte, last boo
 		}
 	}
 	st.m.queueFrame(typeData, flags, st.id, message)
-	st.sent(flags, last)
+	st.recordSent(flags, last)
 	st.m.mu.Unlock()
 	st.m.put()
 	return nil
 }
 
-// sent records the end of this direction and the beginning of quiet. The caller holds mu.
-func (st *Stream) sent(flags byte, last bool) {
+// recordSent records the end of this direction and the beginning of quiet. The caller holds mu.
+func (st *Stream) recordSent(flags byte, last bool) {
 	st.finOut = flags&flagFin != 0
 	if last && st.m.holdAt < 0 {
 		st.m.holdAt = len(st.m.queue)

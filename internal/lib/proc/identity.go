@@ -104,7 +104,7 @@ func Find(marker string) ([]Identity, error) {
 			continue
 		}
 		env, err := os.ReadFile(filepath.Join(dir, "environ"))
-		if err != nil || !holds(env, marker) {
+		if err != nil || !hasVariable(env, marker) {
 			continue // the process has ended, or access is denied
 		}
 		if id, err := Identify(pid); err == nil {
@@ -114,7 +114,7 @@ func Find(marker string) ([]Identity, error) {
 	return found, nil
 }
 
-func holds(env []byte, marker string) bool {
+func hasVariable(env []byte, marker string) bool {
 	for v := range bytes.SplitSeq(env, []byte{0}) {
 		if string(v) == marker {
 			return true

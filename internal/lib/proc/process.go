@@ -240,9 +240,9 @@ func (p *Process) Release() error {
 	return err
 }
 
-// started converts clock ticks since boot to a time of day. The kernel's USER_HZ is 100 on every architecture this
+// startTime converts clock ticks since boot to a time of day. The kernel's USER_HZ is 100 on every architecture this
 // program runs on (time(7)).
-func started(ticks uint64, boot time.Time) time.Time {
+func startTime(ticks uint64, boot time.Time) time.Time {
 	return boot.Add(time.Duration(ticks) * (time.Second / userHZ))
 }
 

@@ -39,7 +39,7 @@ func (p *Process) Usage() (Usage, error) {
 		return Usage{}, fmt.Errorf("process %d: %w", p.id.PID, ErrGone)
 	}
 	u := Usage{
-		Started:  started(st.start, boot),
+		Started:  startTime(st.start, boot),
 		CPU:      time.Duration(st.utime+st.stime) * (time.Second / userHZ),
 		Threads:  st.threads,
 		RSSBytes: kilobytes(status, "VmRSS:"),

@@ -232,7 +232,7 @@ func (g *Enforcer) unnamed(d Decision, byAddress Verdict) Decision {
 	if byAddress.Allowed {
 		return d
 	}
-	if d.Kind != KindTCP || mustName(d.Address.Port()) {
+	if d.Kind != KindTCP || isWebPort(d.Address.Port()) {
 		d.Reason = "no name was given"
 		return d
 	}
@@ -246,5 +246,5 @@ func (g *Enforcer) unnamed(d Decision, byAddress Verdict) Decision {
 	return d
 }
 
-// mustName reports whether a port is one of the web's.
-func mustName(port uint16) bool { return port == 80 || port == 443 }
+// isWebPort reports whether a port is one of the web's.
+func isWebPort(port uint16) bool { return port == 80 || port == 443 }

@@ -142,7 +142,7 @@ func (c *conn) serve() {
 	defer c.client.Close()
 	stop := context.AfterFunc(c.ctx, func() { _ = c.client.Close() })
 	defer stop()
-	if mustName(c.to.Port()) {
+	if isWebPort(c.to.Port()) {
 		c.serveWeb()
 		return
 	}

@@ -57,11 +57,11 @@ func serverName(b []byte) (string, error) {
 	if p.bad || len(p.b) > 0 {
 		return "", errors.New("extensions do not fill the ClientHello")
 	}
-	return nameIn(extensions)
+	return sniName(extensions)
 }
 
-// nameIn returns the server name among extensions.
-func nameIn(p parser) (string, error) {
+// sniName returns the server name among extensions.
+func sniName(p parser) (string, error) {
 	name, seen := "", false
 	for len(p.b) > 0 && !p.bad {
 		kind := p.number(2)

@@ -47,7 +47,7 @@ func (p *Pool) build(ctx context.Context, index int) (s *Slot, err error) {
 		if err := enter(p.host); err != nil {
 			return err
 		}
-		if err := hostEnd(name, hostIP); err != nil {
+		if err := configureHostEnd(name, hostIP); err != nil {
 			return err
 		}
 		if err := waitUp(ctx, name); err != nil {
@@ -100,13 +100,13 @@ func (p *Pool) provision(ctx context.Context, s *Slot, hostIP, guestIP netip.Add
 		return err
 	}
 	s.Tap = tap
-	if err := p.innerLinks(s.Index, hostIP, guestIP); err != nil {
+	if err := p.configureLinks(s.Index, hostIP, guestIP); err != nil {
 		return err
 	}
 	if err := p.rates().set(true); err != nil {
 		return err
 	}
-	err = s.rulesFrom(func(k *kernel) error {
+	err = s.withKernel(func(k *kernel) error {
 		return k.rules.Replace(slotRules(p.closed, hostIP, guestIP, openRules(), learned{}, p.cfg.Decided != nil))
 	})
 	if err != nil {
@@ -135,9 +135,9 @@ func namespaceSettings() error {
 	return nil
 }
 
-// innerLinks makes the link to the host and configures the addresses and neighbours of both links. The guest is a
+// configureLinks makes the link to the host and configures the addresses and neighbours of both links. The guest is a
 // fixed neighbour: packets to it need no ARP, and its own ARP replies are not trusted.
-func (p *Pool) innerLinks(index int, hostIP, guestIP netip.Addr) error {
+func (p *Pool) configureLinks(index int, hostIP, guestIP netip.Addr) error {
 	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
 		return fmt.Errorf("open netlink: %w", err)
@@ -192,8 +192,8 @@ func addr(p netip.Prefix) *netlink.Addr {
 	return &netlink.Addr{IPNet: &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), 32)}}
 }
 
-// hostEnd configures the host's end of a slot, from a thread in the host's namespace.
-func hostEnd(name string, hostIP netip.Addr) error {
+// configureHostEnd configures the host's end of a slot, from a thread in the host's namespace.
+func configureHostEnd(name string, hostIP netip.Addr) error {
 	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
 		return fmt.Errorf("open netlink: %w", err)
@@ -276,7 +276,7 @@ func (p *Pool) renew(ctx context.Context, s *Slot) error {
 				return err
 			}
 		}
-		if err := s.rulesFrom(p.reset(s)); err != nil {
+		if err := s.withKernel(p.reset(s)); err != nil {
 			return err
 		}
 		return s.listen(ctx)
@@ -311,8 +311,8 @@ func (p *Pool) reset(s *Slot) func(*kernel) error {
 	}
 }
 
-// openInside opens the namespace of a slot by its name.
-func openInside(name string) (*os.File, error) {
+// openNamespace opens the namespace of a slot by its name.
+func openNamespace(name string) (*os.File, error) {
 	f, err := os.Open(filepath.Join(namespaces, name))
 	if err != nil {
 		return nil, fmt.Errorf("open namespace: %w", err)

@@ -79,8 +79,8 @@ func (c Config) complete() (Config, error) {
 		all = errors.Join(all, fmt.Errorf("slots %d and ready %d must be from 0 to %d", c.Slots, c.Ready, maxSlots))
 	}
 	for _, rate := range []int64{c.In, c.Out} {
-		if rate != 0 && rate < leastRate {
-			all = errors.Join(all, fmt.Errorf("rate %d is below the minimum of %d bytes a second", rate, leastRate))
+		if rate != 0 && rate < minRate {
+			all = errors.Join(all, fmt.Errorf("rate %d is below the minimum of %d bytes a second", rate, minRate))
 		}
 	}
 	for _, p := range c.Allow {

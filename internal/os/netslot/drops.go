@@ -106,7 +106,7 @@ func (s *Slot) droppedPackets() (n uint64, err error) {
 	if s.released {
 		return 0, ErrReleased
 	}
-	err = s.rulesFrom(func(k *kernel) error {
+	err = s.withKernel(func(k *kernel) error {
 		n, err = k.rules.Counted(slotTable, chainRefuse)
 		return err
 	})

@@ -78,9 +78,9 @@ func (f *flows) forget(which []*nl.RtAttr) error {
 	return nil
 }
 
-// rulesFrom lets do change the rules and connections of the slot's namespace. After an error the next call opens new
+// withKernel lets do change the rules and connections of the slot's namespace. After an error the next call opens new
 // connections to netfilter, since replies that the kernel still sends on the old ones belong to no request.
-func (s *Slot) rulesFrom(do func(*kernel) error) error {
+func (s *Slot) withKernel(do func(*kernel) error) error {
 	s.kernelMu.Lock()
 	defer s.kernelMu.Unlock()
 	if s.kernel == nil {

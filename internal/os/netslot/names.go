@@ -11,8 +11,8 @@ import (
 	"github.com/pandastack/pandastack/internal/os/egress"
 )
 
-// listenNames opens the slot's resolver on its gateway address, from a thread in its namespace.
-func (p *Pool) listenNames(ctx context.Context) (*egress.DNSServer, error) {
+// listenDNS opens the slot's resolver on its gateway address, from a thread in its namespace.
+func (p *Pool) listenDNS(ctx context.Context) (*egress.DNSServer, error) {
 	at := net.JoinHostPort(gateway.String(), strconv.Itoa(dnsPort))
 	var lc net.ListenConfig
 	packets, err := lc.ListenPacket(ctx, "udp4", at)

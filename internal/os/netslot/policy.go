@@ -76,7 +76,7 @@ func (s *Slot) apply(ctx context.Context, rules *egress.Rules) error {
 		var known learned
 		known.addrs, known.stay = s.enforcer.Known()
 		sets, chains := policyRules(rules, known)
-		err = s.rulesFrom(func(k *kernel) error {
+		err = s.withKernel(func(k *kernel) error {
 			if err := k.rules.Update(slotTable, sets, chains); err != nil {
 				return err
 			}
@@ -111,7 +111,7 @@ func (s *Slot) newEnforcer(rules *egress.Rules) *egress.Enforcer {
 	cfg := egress.EnforcerConfig{
 		Closed: s.pool.closed,
 		Open: func(_ context.Context, addrs []netip.Addr, stay time.Duration) error {
-			return s.rulesFrom(
+			return s.withKernel(
 				func(k *kernel) error { return k.rules.AddAddresses(slotTable, setLearned, addrs, stay) },
 			)
 		},

@@ -82,7 +82,7 @@ func (p *Pool) Acquire(ctx context.Context, owner string) (*Slot, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, context.Cause(ctx)
 	}
-	if s := p.pick(owner); s != nil {
+	if s := p.takeReady(owner); s != nil {
 		p.wake()
 		return s, nil
 	}
@@ -95,9 +95,10 @@ func (p *Pool) Acquire(ctx context.Context, owner string) (*Slot, error) {
 	return s, err
 }
 
-// pick returns the slot that has been ready for the longest time, nil if none is: the kernel brings up the link of a
+// takeReady returns the slot that has been ready for the longest time, nil if none is: the kernel brings up the link
+// of a
 // slot a little after its renewal.
-func (p *Pool) pick(owner string) *Slot {
+func (p *Pool) takeReady(owner string) *Slot {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	best := -1

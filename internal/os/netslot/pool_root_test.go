@@ -177,7 +177,7 @@ func TestIPv6IsClosed(t *testing.T) {
 		a.Flags = unix.IFA_F_NODAD
 		return netlink.AddrAdd(link, a)
 	}))
-	ns, err := openInside(p.linkName(s.Index))
+	ns, err := openNamespace(p.linkName(s.Index))
 	w.must(err)
 	defer ns.Close()
 	w.serve(ns, "::", 8080)

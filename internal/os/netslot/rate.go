@@ -17,8 +17,8 @@ const (
 	mostQueue  = 32 << 20
 )
 
-// leastRate is the lowest limit, in bytes a second: the kernel counts the time for a burst in 32 bits.
-const leastRate = 1 << 10
+// minRate is the lowest limit, in bytes a second: the kernel counts the time for a burst in 32 bits.
+const minRate = 1 << 10
 
 // rates limits the traffic to and from a guest, in bytes a second; 0: no limit.
 type rates struct{ in, out int64 }
@@ -33,8 +33,8 @@ func (s *Slot) SetRates(in, out int64) error {
 	all := s.pool.rates()
 	r := rates{tighter(in, all.in), tighter(out, all.out)}
 	for _, rate := range []int64{r.in, r.out} {
-		if rate != 0 && rate < leastRate {
-			return fmt.Errorf("slot %d: rate %d is below %d bytes a second", s.Index, rate, leastRate)
+		if rate != 0 && rate < minRate {
+			return fmt.Errorf("slot %d: rate %d is below %d bytes a second", s.Index, rate, minRate)
 		}
 	}
 	s.mu.Lock()
@@ -76,7 +76,7 @@ func (r rates) set(fresh bool) error {
 			Parent:    netlink.HANDLE_ROOT,
 		}
 		if !fresh {
-			if err := h.QdiscDel(bucket(root, leastRate)); err != nil && !unset(err) {
+			if err := h.QdiscDel(bucket(root, minRate)); err != nil && !unset(err) {
 				return fmt.Errorf("remove rate limit of %s: %w", name, err)
 			}
 		}

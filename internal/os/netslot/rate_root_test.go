@@ -95,7 +95,7 @@ func TestRatesOfASlot(t *testing.T) {
 	w.hasRates(s, 4<<20, 2<<20)
 	w.must(s.SetRates(1<<20, 0))
 	w.hasRates(s, 1<<20, 0)
-	if err := s.SetRates(leastRate-1, 0); err == nil {
+	if err := s.SetRates(minRate-1, 0); err == nil {
 		t.Error("SetRates below the minimum: got no error")
 	}
 	w.must(s.SetRates(1<<20, 3<<20))

@@ -50,7 +50,7 @@ func (p *Pool) newSlot(index int) *Slot {
 
 // inside runs do on a thread in the slot's namespace.
 func (s *Slot) inside(do func() error) error {
-	ns, err := openInside(s.pool.linkName(s.Index))
+	ns, err := openNamespace(s.pool.linkName(s.Index))
 	if err != nil {
 		return err
 	}
@@ -87,7 +87,7 @@ func (s *Slot) closeFiles() error {
 
 // listen starts the resolver of the slot, from a thread in its namespace.
 func (s *Slot) listen(ctx context.Context) error {
-	n, err := s.pool.listenNames(ctx)
+	n, err := s.pool.listenDNS(ctx)
 	if err != nil {
 		return err
 	}

@@ -49,5 +49,5 @@ func (s *Slot) ShareTap(uid int) (*os.File, error) {
 			return nil, fmt.Errorf("close %s: %w", tapName, err)
 		}
 	}
-	return openInside(s.pool.linkName(s.Index))
+	return openNamespace(s.pool.linkName(s.Index))
 }
