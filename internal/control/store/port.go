@@ -33,24 +33,3 @@ func (t *Tx) DeletePort(ctx context.Context, sandbox string, port int) error {
 	res, err := t.db.NewDelete().Model((*Port)(nil)).Where("sandbox = ?", sandbox).Where("port = ?", port).Exec(ctx)
 	return changed(res, err, "port of sandbox", sandbox)
 }
-
-// Alias is a row of aliases: another name of a template.
-type Alias struct {
-	bun.BaseModel `bun:"table:aliases"`
-	Name          string `bun:"name,pk"`
-	Template      string `bun:"template"`
-	Created       int64  `bun:"created"`
-}
-
-// PutAlias adds another name or lets it mean another template.
-func (t *Tx) PutAlias(ctx context.Context, a *Alias) error {
-	_, err := t.db.NewInsert().Model(a).On("CONFLICT (name) DO UPDATE").Set("template = EXCLUDED.template").Exec(ctx)
-	return err
-}
-
-// Aliases reads all other names, by name.
-func (t *Tx) Aliases(ctx context.Context) ([]Alias, error) {
-	var rows []Alias
-	err := t.db.NewSelect().Model(&rows).OrderBy("name", bun.OrderAsc).Scan(ctx)
-	return rows, err
-}

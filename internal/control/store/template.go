@@ -149,3 +149,24 @@ func (t *Tx) DeleteTag(ctx context.Context, template, tag string) error {
 	res, err := t.db.NewDelete().Model((*Tag)(nil)).Where("template = ?", template).Where("tag = ?", tag).Exec(ctx)
 	return changed(res, err, "tag", tag)
 }
+
+// Alias is a row of aliases: another name of a template.
+type Alias struct {
+	bun.BaseModel `bun:"table:aliases"`
+	Name          string `bun:"name,pk"`
+	Template      string `bun:"template"`
+	Created       int64  `bun:"created"`
+}
+
+// PutAlias adds another name or lets it mean another template.
+func (t *Tx) PutAlias(ctx context.Context, a *Alias) error {
+	_, err := t.db.NewInsert().Model(a).On("CONFLICT (name) DO UPDATE").Set("template = EXCLUDED.template").Exec(ctx)
+	return err
+}
+
+// Aliases reads all other names, by name.
+func (t *Tx) Aliases(ctx context.Context) ([]Alias, error) {
+	var rows []Alias
+	err := t.db.NewSelect().Model(&rows).OrderBy("name", bun.OrderAsc).Scan(ctx)
+	return rows, err
+}
