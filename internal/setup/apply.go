@@ -74,8 +74,7 @@ func runStep(ctx context.Context, c Config, s Step, log command.Log) error {
 }
 
 // provideKernel provides a guest kernel. The plan may have been made while the data directory was not mounted, so a
-// kernel
-// that exists is kept.
+// kernel that exists is kept.
 func provideKernel(ctx context.Context, dir string, kind Kind, log command.Log) error {
 	_, tuned := kernel.Installed(dir)
 	if tuned != "" {

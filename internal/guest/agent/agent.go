@@ -92,8 +92,7 @@ func prepareRoot(id guestapi.Identity) error {
 }
 
 // mountRoot mounts the root file system and returns the backend of the machine on it. The reaper runs for as long as
-// the
-// machine lives; its error goes to failed.
+// the machine lives; its error goes to failed.
 func mountRoot(failed chan<- error) (guestapi.Backend, error) {
 	device, err := initd.Root()
 	if err != nil {

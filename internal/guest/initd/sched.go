@@ -10,11 +10,10 @@ import (
 )
 
 // UseBatchScheduling schedules this program and all processes it starts as SCHED_BATCH. A process that wakes up then
-// waits until
-// the running one sleeps or has used its time slice, instead of preempting it (sched(7)). A program that starts or
-// ends wakes the agent several times, and each time the two take turns the kernel switches address spaces. Without
-// KVM each switch costs a third of a millisecond, since QEMU drops its translations of pages: running `true` took
-// thirteen switches and now takes seven. A program is free to choose another policy.
+// waits until the running one sleeps or has used its time slice, instead of preempting it (sched(7)). A program that
+// starts or ends wakes the agent several times, and each time the two take turns the kernel switches address spaces.
+// Without KVM each switch costs a third of a millisecond, since QEMU drops its translations of pages: running `true`
+// took thirteen switches and now takes seven. A program is free to choose another policy.
 //
 // Call Batch after Devices, and before the program needs many threads.
 func UseBatchScheduling() error {

@@ -9,10 +9,9 @@ import (
 )
 
 // IgnoreSignals keeps root in the machine from ending its first process by a signal. The kernel does not deliver
-// signals
-// that are at their default action to such a process, except while its first thread blocks them, as the runtime does
-// for short moments (kernel/signal.c, sig_ignored and complete_signal). So these signals are ignored. Programs still
-// start with the default actions: the runtime resets every signal for which it once had a handler.
+// signals that are at their default action to such a process, except while its first thread blocks them, as the
+// runtime does for short moments (kernel/signal.c, sig_ignored and complete_signal). So these signals are ignored.
+// Programs still start with the default actions: the runtime resets every signal for which it once had a handler.
 //
 // Signals whose default action is to do nothing or to stop, which never happens to the first process, keep that
 // action. So does SIGCHLD, since ignoring it would lose the exits of children. Faults keep their handlers, which turn

@@ -125,15 +125,13 @@ func cacheKey(files ...string) (string, error) {
 }
 
 // bootQEMU starts a guest in QEMU and waits for the first line of its kernel. The guest has no disk and no initramfs,
-// so
-// it would end soon after; boot kills it before.
+// so it would end soon after; bootQEMU kills it before.
 func bootQEMU(ctx context.Context, binary, path string, accel vmm.Accelerator, limit time.Duration) error {
 	return waitForKernelOutput(ctx, "QEMU", limit, binary, bootArguments(path, accel, kernel.IsELF(path))...)
 }
 
 // waitForKernelOutput runs a monitor until the guest's kernel prints its first line on standard output. name names
-// the monitor in
-// errors.
+// the monitor in errors.
 func waitForKernelOutput(ctx context.Context, name string, limit time.Duration, binary string, args ...string) error {
 	silent := fmt.Errorf("its kernel printed nothing within %v", limit)
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, silent)

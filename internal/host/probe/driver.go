@@ -105,7 +105,7 @@ func (c Config) firecrackerBoots(ctx context.Context) string {
 	return why
 }
 
-// bootFirecracker starts a guest and waits for the first line of its kernel, as boot does.
+// bootFirecracker starts a guest and waits for the first line of its kernel, as bootQEMU does.
 func bootFirecracker(ctx context.Context, binary, kernel string) error {
 	config, err := json.Marshal(map[string]any{
 		"boot-source": map[string]any{

@@ -131,8 +131,7 @@ func arguments(r recipe.Recipe) []string {
 }
 
 // packageSources returns the suite and the source lines of the packages: those of the recipe's mirror, otherwise
-// those that
-// the machine itself uses for the suite.
+// those that the machine itself uses for the suite.
 func packageSources(r recipe.Recipe) (suite string, lines []string, err error) {
 	host, err := apt.ReadDistribution("/")
 	if err != nil {
@@ -145,7 +144,7 @@ func packageSources(r recipe.Recipe) (suite string, lines []string, err error) {
 	return choosePackageSources(r.Distribution, host, known)
 }
 
-// choosePackageSources is origin for a given host and its sources.
+// choosePackageSources is packageSources for a given host and its sources.
 func choosePackageSources(
 	d recipe.Distribution,
 	host apt.Distribution,
@@ -164,7 +163,7 @@ func choosePackageSources(
 	return suite, lines, nil
 }
 
-// chooseMainSources is chooseOrigin without the sources of other projects.
+// chooseMainSources is choosePackageSources without the sources of other projects.
 func chooseMainSources(
 	d recipe.Distribution,
 	host apt.Distribution,

@@ -124,8 +124,7 @@ func dieWithParent(o command.Options) command.Options {
 }
 
 // requiredOptions are the options without which no machine boots or is restored correctly. A kernel source that has
-// renamed one
-// is refused at once, rather than discovered by a guest that hangs.
+// renamed one is refused at once, rather than discovered by a guest that hangs.
 var requiredOptions = []string{
 	"CONFIG_PVH=y", "CONFIG_VIRTIO_MMIO_CMDLINE_DEVICES=y", "CONFIG_VIRTIO_BLK=y", "CONFIG_VIRTIO_NET=y",
 	"CONFIG_VIRTIO_CONSOLE=y", "CONFIG_VIRTIO_VSOCKETS=y", "CONFIG_EXT4_FS=y", "CONFIG_DEVTMPFS=y",

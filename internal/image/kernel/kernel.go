@@ -233,8 +233,7 @@ func sum(path string) (string, error) {
 }
 
 // commitKernel writes kernel.json for the files of a directory that is otherwise complete, and renames the directory
-// into
-// place.
+// into place.
 func commitKernel(work, dir string, m meta) error {
 	m.SHA256 = map[string]string{}
 	files := []string{m.Image}

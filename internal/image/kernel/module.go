@@ -19,14 +19,13 @@ import (
 )
 
 // wantedModules are the modules a machine needs; their dependencies are added. Modules built into a kernel need no
-// file.
-// overlay, fuse and tun are for users' programs.
+// file. overlay, fuse and tun are for users' programs.
 var wantedModules = []string{
 	"crc32c_generic", "virtio_mmio", "virtio_console", "virtio_blk", "ext4", "virtio_rng", "virtio_net",
 	"virtio_balloon", "virtio_mem", "vmw_vsock_virtio_transport", "overlay", "fuse", "tun",
 }
 
-// essentialModules are the modules of wanted without which no machine boots, unless they are built in.
+// essentialModules are the modules of wantedModules without which no machine boots, unless they are built in.
 var essentialModules = []string{"virtio_mmio", "virtio_console", "virtio_blk", "ext4", "virtio_net"}
 
 // modules copies the wanted modules and their dependencies from a module tree (lib/modules/<version>) into dir,

@@ -96,8 +96,7 @@ func (p *Pool) Acquire(ctx context.Context, owner string) (*Slot, error) {
 }
 
 // takeReady returns the slot that has been ready for the longest time, nil if none is: the kernel brings up the link
-// of a
-// slot a little after its renewal.
+// of a slot a little after its renewal.
 func (p *Pool) takeReady(owner string) *Slot {
 	p.mu.Lock()
 	defer p.mu.Unlock()
