@@ -100,7 +100,9 @@ func (f *Files) Exists(ctx context.Context, id api.SandboxID, name string) (bool
 	return err == nil, err
 }
 
-// List returns the entries of a directory, and of directories below it down to depth; 1 is the directory alone.
+// List returns the entries of a directory and of directories below it.
+//
+// depth says how deep; 1 is the directory alone.
 func (f *Files) List(ctx context.Context, id api.SandboxID, name string, depth int) ([]api.FileEntry, error) {
 	rq := get(sandboxPath(id, "fs", "dir"))
 	rq.query = url.Values{"path": {name}}

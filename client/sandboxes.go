@@ -29,7 +29,9 @@ func (s *Sandboxes) Create(ctx context.Context, req api.CreateRequest) (api.Sand
 	return out, err
 }
 
-// List returns the sandboxes that f selects, newest first: all of them if Limit is 0, else at most one page.
+// List returns the sandboxes that f selects, newest first.
+//
+// It returns all of them if Limit is 0, else at most one page.
 func (s *Sandboxes) List(ctx context.Context, f api.SandboxFilter) ([]api.Sandbox, error) {
 	page, _, err := s.Page(ctx, f)
 	return page, err

@@ -181,7 +181,7 @@ func WakesOnRequest(metadata map[string]string) bool {
 	return !made || ResumeTimeout(metadata) > 0
 }
 
-// ResumeTimeout returns for how many seconds a sandbox with this metadata runs when a request wakes it.
+// ResumeTimeout returns how many seconds a sandbox with this metadata runs after a request woke it.
 //
 // It is at least the timeout that connecting gives. It is 0 if requests do not wake the sandbox, or the sandbox was
 // made through another API.
