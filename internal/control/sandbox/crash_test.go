@@ -308,7 +308,7 @@ func TestDeathIsNoticed(t *testing.T) {
 	w.host.Kill(hostapi.MachineID(s.ID), "killed by signal 9")
 	end := w.ended(s.ID, sandbox.EndedCrash)
 	if !strings.Contains(end.Console, "console of") || !strings.Contains(end.Message, "signal 9") {
-		t.Errorf("message %q, console %q: what the host told is lost", end.Message, end.Console)
+		t.Errorf("tombstone has message %q, console %q, want what the host reported", end.Message, end.Console)
 	}
 	if len(end.Processes) != 1 || end.Processes[0].Code != 3 || end.Processes[0].Stdout != "out\n" ||
 		end.Processes[0].Stderr != "err\n" ||

@@ -69,7 +69,7 @@ func newFixture(t *testing.T, change ...func(*sandbox.Config)) *fixture {
 	return newFixtureOn(t, path, change...)
 }
 
-// newFixtureOn is a world over a store of any engine.
+// newFixtureOn returns a fixture over a store of any engine.
 func newFixtureOn(t *testing.T, dsn string, change ...func(*sandbox.Config)) *fixture {
 	t.Helper()
 	w := &fixture{t: t, host: hosttest.New(), path: dsn, cfg: sandbox.Defaults()}

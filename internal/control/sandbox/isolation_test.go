@@ -235,9 +235,9 @@ func checkIsolation(t *testing.T, w *fixture) {
 	for _, c := range calls {
 		for name, id := range map[string]api.SandboxID{"alive": s.ID, "child": tree.Children[0].ID, "dead": dead.ID} {
 			theirs := c.do(w, ctx, bob, id, snap.ID)
-			nobodys := c.do(w, ctx, bob, api.NewSandboxID(), api.NewSnapshotID())
+			unknown := c.do(w, ctx, bob, api.NewSandboxID(), api.NewSnapshotID())
 			e := wantCode(t, theirs, api.NotFound, c.name+" of another's "+name)
-			n := wantCode(t, nobodys, api.NotFound, c.name+" of nobody's")
+			n := wantCode(t, unknown, api.NotFound, c.name+" with unknown ids")
 			if len(e.Details) != len(n.Details) || len(e.Message) != len(n.Message) {
 				t.Errorf("%s: %q tells %q apart from %q", c.name, name, e.Message, n.Message)
 			}

@@ -69,7 +69,7 @@ func checkLifecycle(t *testing.T, w *fixture) {
 	e := wantCode(t, err, api.NotFound, "get after the end")
 	if e.Details["reason"] != "deleted" || e.Details["by"] != alice.KeyPrefix ||
 		!strings.Contains(e.Message, "deleted by its user") {
-		t.Errorf("the end is told as %q, %v", e.Message, e.Details)
+		t.Errorf("Get after the end = %q, %v, want when and why it ended", e.Message, e.Details)
 	}
 	types := []string{}
 	events, err := w.Events(ctx, alice, s.ID, sandbox.EventQuery{})
@@ -459,6 +459,6 @@ func TestPortsAndUsage(t *testing.T) {
 		t.Errorf("lifecycle %+v, %v", got, err)
 	}
 	if m := w.host.Machines()[0]; !m.Persistent {
-		t.Error("the host was not told to keep a persistent sandbox")
+		t.Error("the machine of a persistent sandbox is not persistent")
 	}
 }

@@ -95,6 +95,6 @@ func TestTombstoneIsComplete(t *testing.T) {
 		t.Errorf("metrics %+v, want the last of host and guest", e.Details["metrics"])
 	}
 	if _, err := w.Get(t.Context(), bob, s.ID); len(api.AsError(err).Details) != 0 {
-		t.Errorf("another workspace is told %+v", api.AsError(err).Details)
+		t.Errorf("details for another workspace = %+v, want none", api.AsError(err).Details)
 	}
 }

@@ -71,7 +71,7 @@ func TestTemplates(t *testing.T) {
 		t.Errorf("baked %+v, %v", got, err)
 	}
 	if _, err := s.Bake(ctx, member, "base", api.BakeRequest{Force: true}); api.CodeOf(err) != api.Forbidden {
-		t.Errorf("a member baked anew: %v", err)
+		t.Errorf("forced bake by a member = %v, want forbidden", err)
 	}
 	h.Fail("startbake", hostapi.ErrNoSpace)
 	if _, err := s.Bake(ctx, admin, "base", api.BakeRequest{Force: true}); api.CodeOf(err) != api.NoSpace {

@@ -37,7 +37,7 @@ type fixture struct {
 	stop         func()
 }
 
-// compatDriver is a driver that says what its world says of images.
+// compatDriver is a driver whose compatibility check returns what its fixture sets.
 type compatDriver struct {
 	*fake.Driver
 	w *fixture

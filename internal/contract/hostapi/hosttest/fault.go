@@ -96,7 +96,7 @@ func (h *Host) Emit(e hostapi.Event) {
 	for _, ch := range h.subscribers {
 		select {
 		case ch <- e:
-		default: // a subscriber that is 1024 events behind compares everything by itself
+		default: // a subscriber that is 1024 events behind has to compare everything
 		}
 	}
 }

@@ -48,7 +48,7 @@ func TestTail(t *testing.T) {
 	}
 	old := loadTail("a\nb\n", nil)
 	if _, at := lines("a\nb\n", old.lineTimes()); at[0] != -1 || at[1] != -1 {
-		t.Errorf("times that nobody knows: %v", at)
+		t.Errorf("times of output with unknown times = %v, want none", at)
 	}
 	offset := int64(18)
 	for second := range 500 {
