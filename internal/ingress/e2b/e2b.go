@@ -143,7 +143,7 @@ func (s agentService) ServeRoute(w http.ResponseWriter, r *http.Request, rt prox
 	token := s.accessToken(rt.Sandbox)
 	if token == "" {
 		var ok bool
-		if r, ok = rt.Authorize(w, r); !ok {
+		if r, ok = rt.CheckAccess(w, r); !ok {
 			return
 		}
 	}
@@ -167,7 +167,7 @@ func (s interpreterService) MayWake(r *http.Request, b api.Sandbox) bool { retur
 // Published clients show no token when they list, create and delete contexts. That reads nothing and runs nothing, so
 // the rule for ports suffices there.
 func (s interpreterService) ServeRoute(w http.ResponseWriter, r *http.Request, rt proxy.Route) {
-	r, ok := rt.Authorize(w, r)
+	r, ok := rt.CheckAccess(w, r)
 	if !ok {
 		return
 	}

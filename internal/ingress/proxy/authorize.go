@@ -65,11 +65,11 @@ func (rt Route) mayWake(r *http.Request) bool {
 	return rt.grantOf(r) != grantNone || rt.Service != nil && rt.Service.MayWake(r, rt.Sandbox)
 }
 
-// Authorize returns the request to forward and true if r may reach the port.
+// CheckAccess returns the request to forward and true if r may reach the port.
 //
-// The returned request lacks the credential of a preview. Authorize returns false if it has sent a response itself: an
+// The returned request lacks the credential of a preview. CheckAccess returns false if it has sent a response itself: an
 // error, or the redirect that replaces a preview in the URL of a page by a cookie.
-func (rt Route) Authorize(w http.ResponseWriter, r *http.Request) (*http.Request, bool) {
+func (rt Route) CheckAccess(w http.ResponseWriter, r *http.Request) (*http.Request, bool) {
 	if !isPrivate(rt.Sandbox) {
 		return r, true
 	}

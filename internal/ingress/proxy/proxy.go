@@ -123,7 +123,7 @@ func (p *Proxy) serve(w http.ResponseWriter, r *http.Request, rt Route) {
 		rt.Service.ServeRoute(w, r, rt)
 		return
 	}
-	if r, ok := rt.Authorize(w, r); ok {
+	if r, ok := rt.CheckAccess(w, r); ok {
 		p.Forward(w, r, rt)
 	}
 }

@@ -28,7 +28,7 @@ type Resolver interface {
 
 // Route is a port of a running sandbox, as one request found it.
 //
-// Address, Sandbox and Guest are required. Without the other fields, which a resolver of this package sets, Authorize
+// Address, Sandbox and Guest are required. Without the other fields, which a resolver of this package sets, CheckAccess
 // refuses every request for a private sandbox.
 type Route struct {
 	Address Address
@@ -44,7 +44,7 @@ type Service interface {
 	// MayWake reports whether r carries a credential of the service's own that lets r wake the private sandbox b.
 	// The service checks the credential again when it serves the request.
 	MayWake(r *http.Request, b api.Sandbox) bool
-	// ServeRoute serves r. The service authorizes r; Route.Authorize has the rule for ports.
+	// ServeRoute serves r. The service authorizes r; Route.CheckAccess has the rule for ports.
 	ServeRoute(w http.ResponseWriter, r *http.Request, rt Route)
 }
 
