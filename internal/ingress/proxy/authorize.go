@@ -67,8 +67,8 @@ func (rt Route) mayWake(r *http.Request) bool {
 
 // CheckAccess returns the request to forward and true if r may reach the port.
 //
-// The returned request lacks the credential of a preview. CheckAccess returns false if it has sent a response itself: an
-// error, or the redirect that replaces a preview in the URL of a page by a cookie.
+// The returned request lacks the credential of a preview. CheckAccess returns false if it has sent a response
+// itself: an error, or the redirect that replaces a preview in the URL of a page by a cookie.
 func (rt Route) CheckAccess(w http.ResponseWriter, r *http.Request) (*http.Request, bool) {
 	if !isPrivate(rt.Sandbox) {
 		return r, true
