@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// TestTemplateBuild builds templates by the command line on a real node: from a Dockerfile with a context,
-// again with its layers, with a step that fails, and from a sandbox as it runs.
+// TestTemplateBuild builds templates with the command line on a real node: from a Dockerfile with a context, again with
+// cached layers, with a failing step, and from a running sandbox.
 func TestTemplateBuild(t *testing.T) {
 	dir := dataDir(t)
 	n := start(t, dir)
@@ -31,7 +31,8 @@ func TestTemplateBuild(t *testing.T) {
 	write(".dockerignore", "*.key\n")
 	write(
 		"Dockerfile",
-		"FROM mini\nARG WHAT=panda\nENV WHO=$WHAT\nWORKDIR /srv/app\nCOPY . .\nRUN echo \"$WHO $(cat word.txt)\" > said && rm word.txt\nCMD [\"sleep\", \"infinity\"]\n",
+		"FROM mini\nARG WHAT=panda\nENV WHO=$WHAT\nWORKDIR /srv/app\nCOPY . .\n"+
+			"RUN echo \"$WHO $(cat word.txt)\" > said && rm word.txt\nCMD [\"sleep\", \"infinity\"]\n",
 	)
 	built := n.cli("template", "build", "--name", "e2ebuilt", context)
 	if built.code != 0 || !strings.Contains(built.stdout+built.stderr, "COPY") {
@@ -45,14 +46,14 @@ func TestTemplateBuild(t *testing.T) {
 	n.json(&builds, "template", "builds", "e2ebuilt")
 	if len(builds) < 2 || builds[0].Status != "done" ||
 		builds[1].Status != "done" { // newest first, with those of earlier runs
-		t.Fatalf("builds %+v", builds)
+		t.Fatalf("builds = %+v, want at least two, the newest two done", builds)
 	}
 	for _, row := range []struct{ want, args string }{
 		{"[2/3 COPY . .]", "logs " + builds[0].ID},
 		{builds[0].ID, "tag e2ebuilt bear"},
 		{builds[1].ID, "tag --target " + builds[1].ID + " e2ebuilt panda"},
 		{"1 vCPU", "get e2ebuilt:panda"},
-		{" of 1.", "list"}, // what it takes, of its memory and disk
+		{" of 1.", "list"}, // disk usage of its memory and disk files
 	} {
 		if r := n.cli(append([]string{"template"}, strings.Fields(row.args)...)...); r.code != 0 ||
 			!strings.Contains(r.stdout, row.want) {
@@ -62,29 +63,41 @@ func TestTemplateBuild(t *testing.T) {
 	var first sandbox
 	n.json(&first, "sandbox", "create", "--template", "e2ebuilt:panda")
 	if got := n.sh(first.ID, "cat said"); got != "panda bamboo" {
-		t.Errorf("a sandbox of the first version says %q", got)
+		t.Errorf("output in a sandbox of the first version = %q, want panda bamboo", got)
 	}
 	var s sandbox
 	n.json(&s, "sandbox", "create", "--template", "e2ebuilt")
-	if got := n.sh(s.ID, "pwd; cat said; ls -A; echo $WHO"); got != "/srv/app\nbear bamboo\n.dockerignore\nDockerfile\nsaid\nbear" {
-		t.Errorf("a sandbox of it says %q", got)
+	want := "/srv/app\nbear bamboo\n.dockerignore\nDockerfile\nsaid\nbear"
+	if got := n.sh(s.ID, "pwd; cat said; ls -A; echo $WHO"); got != want {
+		t.Errorf("output in a sandbox of the second version = %q, want %q", got, want)
 	}
 	if got := n.sh(s.ID, "ps -e -o args="); !strings.Contains("\n"+got, "\nsleep infinity") {
-		t.Errorf("the command of the Dockerfile does not run in the sandbox:\n%s", got)
+		t.Errorf("processes in the sandbox without the start command of the Dockerfile, want sleep infinity:\n%s", got)
 	}
 
 	write("Dockerfile", "FROM mini\nRUN echo before; echo why it failed >&2; exit 3\n")
 	failed := n.cli("template", "build", "--name", "e2ebuilt", context)
 	for _, want := range []string{"why it failed", "3"} {
 		if failed.code == 0 || !strings.Contains(failed.stdout+failed.stderr, want) {
-			t.Errorf("a failing step: exit %d\n%s%s\nwant %q", failed.code, failed.stdout, failed.stderr, want)
+			t.Errorf(
+				"build with a failing step: exit %d\n%s%s\nwant a failure with %q",
+				failed.code,
+				failed.stdout,
+				failed.stderr,
+				want,
+			)
 		}
 	}
 	write("Dockerfile", "FROM mini\nRUN --mount=type=cache,target=/x true\n")
 	if r := n.cli("template", "build", "--name", "e2ebuilt", context); r.code == 0 ||
 		!strings.Contains(r.stdout+r.stderr, "mount") ||
 		!strings.Contains(r.stdout+r.stderr, "line 2") {
-		t.Errorf("what is not supported: exit %d\n%s%s", r.code, r.stdout, r.stderr)
+		t.Errorf(
+			"build with an unsupported option: exit %d, want a failure that names it\n%s%s",
+			r.code,
+			r.stdout,
+			r.stderr,
+		)
 	}
 
 	write("Dockerfile", "FROM mini\nRUN echo so far && sleep 100000\n")
@@ -94,7 +107,7 @@ func TestTemplateBuild(t *testing.T) {
 		t.Errorf("cancel: exit %d, %d\n%s%s", hangs.code, r.code, hangs.stderr, r.stderr)
 	}
 	if r := n.cli("template", "logs", "--follow", id); r.code != 0 || !strings.Contains(r.stdout, "cancelled") {
-		t.Errorf("the log of what was cancelled: exit %d\n%s%s", r.code, r.stdout, r.stderr)
+		t.Errorf("logs of the cancelled build: exit %d, want 0 and \"cancelled\"\n%s%s", r.code, r.stdout, r.stderr)
 	}
 
 	n.sh(s.ID, "echo kept > /tmp/kept")
@@ -104,13 +117,13 @@ func TestTemplateBuild(t *testing.T) {
 	var kept sandbox
 	n.json(&kept, "sandbox", "create", "--template", "e2ekept")
 	if got := n.sh(kept.ID, "cat /tmp/kept"); got != "kept" {
-		t.Errorf("a sandbox of a sandbox says %q", got)
+		t.Errorf("file in a sandbox of the template built from a sandbox = %q, want kept", got)
 	}
 	if r := n.cli("template", "delete", "e2ebuilt"); r.code != 0 {
 		t.Errorf("delete: exit %d\n%s", r.code, r.stderr)
 	}
 	if got := n.sh(s.ID, "echo here"); got != "here" {
-		t.Errorf("after its template was deleted a sandbox says %q", got)
+		t.Errorf("output in a sandbox whose template was deleted = %q, want here", got)
 	}
 	n.json(nil, "sandbox", "delete", "--all")
 	n.cli("template", "delete", "e2ekept")

@@ -26,19 +26,20 @@ import (
 // clientLimit is how long a client's installation, or its whole scenario, may take on a busy machine.
 const clientLimit = 8 * time.Minute
 
-// published is a client that nobody here wrote, and what drives it.
+// published is a published client and the scenario that drives it.
 type published struct {
 	client, version string
-	more            []string // packages that it needs beside itself, as its registry's client names them
-	script          string   // below the repository
-	program         string   // that runs the script
-	lane            int      // clients of one lane run one after the other, beside those of the other lane
-	plain           bool     // over HTTP with a key of /v1, else over TLS by E2B's names
-	// base lets the scenario do with template base; nil: it does anyhow. Else the client's own template takes minutes
-	// to bake: make test-slow drives all of it with that, and only what it does then is told to users.
+	more            []string // further packages that the client needs, as npm or pip name them
+	script          string   // path of the scenario in the repository
+	program         string   // interpreter of the script; empty for node
+	lane            int      // clients of one lane run one after the other, concurrently with those of the other lane
+	plain           bool     // use plain HTTP and a key of /v1; otherwise TLS and E2B's host names
+	// base is the environment that makes the scenario use template base instead of the client's own template, which
+	// takes minutes to bake. The scenario is shortened then, so its results are only recorded by "make test-slow",
+	// which uses the client's own template. It is nil for a scenario that always uses base.
 	base []string
-	// packages: its template takes minutes to bake too, but on base it does all of it with the packages of Python that
-	// the template has.
+	// packages makes the complete scenario run on template base, with the Python packages of the client's own template
+	// added.
 	packages bool
 }
 
@@ -81,6 +82,7 @@ var clients = []published{
 	},
 }
 
+// registry returns the name of the package registry of the client.
 func (p published) registry() string {
 	if p.program == "python3" {
 		return "PyPI"
@@ -88,7 +90,7 @@ func (p published) registry() string {
 	return "npm"
 }
 
-// dir is where a client is installed.
+// dir returns the directory in which the client is installed.
 func (p published) dir(t *testing.T) string {
 	name := strings.NewReplacer("@", "", "/", "-").
 		Replace(p.client) +
@@ -98,27 +100,27 @@ func (p published) dir(t *testing.T) string {
 	return filepath.Join(repository(t), ".cache", "clients", name)
 }
 
-// TestPublishedClients drives a real node with published clients, unmodified. Every operation of a scenario is a
-// test of its own, and the page for users is made of how they went.
+// TestPublishedClients runs unmodified published clients against a real node. Every operation of a scenario is a
+// subtest. docs/compatibility.md is generated from the results.
 func TestPublishedClients(t *testing.T) {
 	for _, name := range []string{"npm", "node", "python3", "script"} {
 		if _, err := exec.LookPath(name); err != nil {
-			t.Skipf("probe %s: it is not installed on this machine", name)
+			t.Skipf("probe %s: it is not installed on this host", name)
 		}
 	}
 	t.Setenv("PANDASTACK_TEST_WARM_MONITORS", "2")
 	installed := installAll(t)
 	port := freePort(t)
-	public := net.JoinHostPort("panda.test", port) // as names.cjs and the tunnel have it
+	public := net.JoinHostPort("panda.test", port) // the host name that names.cjs and tunnel resolve
 	dir := dataDir(t)
 	n := start(t, dir, "--tls-listen", net.JoinHostPort("127.0.0.1", port), "--public-url", "https://"+public)
 	n.bake("base")
-	n.bake("mini") // what the clients build on
+	n.bake("mini") // base image of the clients' builds
 	for _, name := range []string{"e2e-builder", "sdk-built", "sdk-failing", "sdk-python"} {
-		n.cli("template", "delete", name) // a test that failed may have left it
+		n.cli("template", "delete", name) // may be left over from a failed test
 		defer n.cli("template", "delete", name)
 	}
-	w := &world{node: n, public: public, tunnel: tunnel(t)}
+	w := &clientSetup{node: n, public: public, tunnel: tunnel(t)}
 	if w.slow = os.Getenv("PANDASTACK_TEST_SLOW") != ""; w.slow {
 		n.bake("code-interpreter")
 	}
@@ -145,17 +147,17 @@ func TestPublishedClients(t *testing.T) {
 	}
 }
 
-// world is what the clients are driven against.
-type world struct {
+// clientSetup is the node that the clients are run against, with what they share.
+type clientSetup struct {
 	*node
-	public   string                 // the node's name and port, as clients have it
-	tunnel   string                 // address of a proxy that knows the node's names
-	packages func() (string, error) // waits for the packages that template base lacks
-	slow     bool                   // template code-interpreter is there
-	keep     sync.Mutex             // held while a record is kept
+	public   string                 // public host name and port of the node
+	tunnel   string                 // address of a proxy that resolves the node's host names
+	packages func() (string, error) // waits for the tar of packages that template base lacks
+	slow     bool                   // template code-interpreter is baked
+	recordMu sync.Mutex             // held while a record is saved
 }
 
-// installAll installs the clients, while other things are done; the answer waits for one of them.
+// installAll installs the clients in the background. The returned function waits, and returns the error of client i.
 func installAll(t *testing.T) func(i int) error {
 	errs := make([]error, len(clients))
 	dirs := make([]string, len(clients))
@@ -172,7 +174,7 @@ func installAll(t *testing.T) func(i int) error {
 	return func(i int) error { done.Wait(); return errs[i] }
 }
 
-// install puts a client into dir, once.
+// install installs a client in dir unless it is installed there already.
 func (p published) install(ctx context.Context, dir string) error {
 	mark := filepath.Join(dir, "installed")
 	if _, err := os.Stat(mark); err == nil {
@@ -219,8 +221,8 @@ func (p published) install(ctx context.Context, dir string) error {
 	return os.WriteFile(mark, nil, 0o644)
 }
 
-// freePort finds a port of the loopback interface that nothing listens on, below those that the kernel gives to
-// whoever asks for any: nobody takes it before it is used.
+// freePort returns a free port of the loopback interface. It is below the kernel's ephemeral port range, so that no
+// other program gets it before it is used.
 func freePort(t *testing.T) string {
 	t.Helper()
 	for range 100 {
@@ -234,14 +236,16 @@ func freePort(t *testing.T) string {
 		}
 		return port
 	}
-	t.Fatal("no free port was found")
+	t.Fatal("no free port found in 100 attempts")
 	return ""
 }
 
-// place copies the scripts beside the installed client, where they find it.
+// place copies the scripts to the directory of the installed client, where their imports find it.
 func (p published) place(t *testing.T, dir string) {
 	t.Helper()
-	for _, pattern := range []string{"test/clients/*.mjs", "test/clients/*.cjs", "test/clients/*.py", "test/sdk/*.mjs", "test/sdk/*.py"} {
+	for _, pattern := range []string{
+		"test/clients/*.mjs", "test/clients/*.cjs", "test/clients/*.py", "test/sdk/*.mjs", "test/sdk/*.py",
+	} {
 		files, err := filepath.Glob(filepath.Join(repository(t), pattern))
 		if err != nil {
 			t.Fatal(err)
@@ -258,8 +262,8 @@ func (p published) place(t *testing.T, dir string) {
 	}
 }
 
-// environment is what a user of the client would set.
-func (p published) environment(t *testing.T, w *world) []string {
+// environment returns the environment variables that a user of the client would set.
+func (p published) environment(t *testing.T, w *clientSetup) []string {
 	key := w.accessKey()
 	site := []string{
 		"PYTHONPATH=" + filepath.Join(p.dir(t), "site"),
@@ -286,8 +290,8 @@ func (p published) environment(t *testing.T, w *world) []string {
 	return append(env, "NODE_EXTRA_CA_CERTS="+authority, "NODE_OPTIONS=--require="+filepath.Join(p.dir(t), "names.cjs"))
 }
 
-// drive runs the scenario and records how it went.
-func (p published) drive(t *testing.T, w *world) {
+// drive runs the scenario and records its results.
+func (p published) drive(t *testing.T, w *clientSetup) {
 	dir := p.dir(t)
 	p.place(t, dir)
 	ctx, cancel := context.WithTimeout(t.Context(), clientLimit)
@@ -310,32 +314,32 @@ func (p published) drive(t *testing.T, w *world) {
 	err := cmd.Run()
 	r := compat.Record{Client: p.client, Registry: p.registry(), Version: p.version, Test: p.script}
 	for lines := bufio.NewScanner(&out); lines.Scan(); {
-		var told struct {
+		var result struct {
 			Operation, Name, Error string
 			OK                     bool
 			MS                     int
 		}
-		if json.Unmarshal(lines.Bytes(), &told) != nil || told.Operation+told.Name == "" {
+		if json.Unmarshal(lines.Bytes(), &result) != nil || result.Operation+result.Name == "" {
 			t.Logf("printed: %s", lines.Text())
 			continue
 		}
-		name := told.Operation + told.Name
-		r.Operations = append(r.Operations, compat.Operation{Name: name, OK: told.OK})
+		name := result.Operation + result.Name
+		r.Operations = append(r.Operations, compat.Operation{Name: name, OK: result.OK})
 		t.Run(strings.ReplaceAll(name, " ", "-"), func(t *testing.T) {
-			t.Logf("%d ms", told.MS)
-			if !told.OK {
-				t.Error(told.Error)
+			t.Logf("%d ms", result.MS)
+			if !result.OK {
+				t.Error(result.Error)
 			}
 		})
 	}
 	if err != nil || len(r.Operations) == 0 {
-		t.Errorf("the scenario ended with %v after %d operations", err, len(r.Operations))
+		t.Errorf("scenario exited with %v after %d operations, want success and at least one", err, len(r.Operations))
 	}
 	if p.base != nil && !w.slow {
-		return // a part of it
+		return // the scenario was shortened: its results are not recorded
 	}
-	w.keep.Lock()
-	defer w.keep.Unlock()
+	w.recordMu.Lock()
+	defer w.recordMu.Unlock()
 	if err := compat.Save(repository(t), r); err != nil {
 		t.Error(err)
 	}

@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// TestKillNode kills the node with ten sandboxes running; the next one must find them all.
+// TestKillNode kills the node with ten running sandboxes; the next node must adopt them all.
 func TestKillNode(t *testing.T) {
 	dir := dataDir(t)
 	n := start(t, dir)
@@ -26,14 +26,14 @@ func TestKillNode(t *testing.T) {
 		n.sh(ids[i], fmt.Sprintf("echo %d >/dev/shm/number", i))
 	}
 	n.kill()
-	await(t, dir, len(ids), "after the death of the node")
+	awaitMonitors(t, dir, len(ids), "after the node was killed")
 	n = start(t, dir)
 	for i, id := range ids {
 		if got := n.sh(id, "cat /dev/shm/number"); got != strconv.Itoa(i) {
-			t.Errorf("sandbox %d says %q", i, got)
+			t.Errorf("file in sandbox %d = %q, want %d", i, got, i)
 		}
 		if s := n.get(id); s.Status != "running" {
-			t.Errorf("sandbox %d is %s", i, s.Status)
+			t.Errorf("status of sandbox %d = %s, want running", i, s.Status)
 		}
 	}
 	n.json(nil, "sandbox", "delete", "--all")
@@ -41,8 +41,8 @@ func TestKillNode(t *testing.T) {
 	nothingLeft(t, dir)
 }
 
-// TestKillNodeAtWork kills the node in the middle of creates and deletes; the next one must leave only
-// sandboxes that answer, and nothing that belongs to none.
+// TestKillNodeAtWork kills the node during creates and deletes. On the next node, every sandbox must reply, and nothing
+// may exist that belongs to no sandbox.
 func TestKillNodeAtWork(t *testing.T) {
 	dir := dataDir(t)
 	n := start(t, dir)
@@ -52,7 +52,7 @@ func TestKillNodeAtWork(t *testing.T) {
 		begun := make(chan struct{}, 8)
 		for range 4 {
 			all.Go(func() {
-				for range 4 { // until the node is gone: these may fail
+				for range 4 { // these fail once the node is killed
 					r := n.cli("sandbox", "create", "--template", "mini")
 					begun <- struct{}{}
 					if r.code != 0 {
@@ -71,7 +71,7 @@ func TestKillNodeAtWork(t *testing.T) {
 		}
 		n.kill()
 		go func() {
-			for range begun { // lets the creators end
+			for range begun { // drain, so that the creating goroutines end
 			}
 		}()
 		all.Wait()
@@ -80,8 +80,8 @@ func TestKillNodeAtWork(t *testing.T) {
 		var list []sandbox
 		eventually(
 			t,
-			fmt.Sprintf("round %d: what was cut off is gone", round),
-			func() error { // which the node sees to while it serves
+			fmt.Sprintf("round %d: interrupted operations are cleaned up", round),
+			func() error { // the node does this in the background
 				n.json(&list, "sandbox", "list")
 				for _, s := range list {
 					if s.Status != "running" {
@@ -96,7 +96,7 @@ func TestKillNodeAtWork(t *testing.T) {
 		)
 		for _, s := range list {
 			if got := n.sh(s.ID, "echo here"); got != "here" {
-				t.Errorf("round %d: %s says %q", round, s.ID, got)
+				t.Errorf("round %d: output in %s = %q, want here", round, s.ID, got)
 			}
 		}
 		if len(list) > 0 {
@@ -107,7 +107,7 @@ func TestKillNodeAtWork(t *testing.T) {
 	nothingLeft(t, dir)
 }
 
-// TestCleanRestart stops the node: persistent sandboxes must come back with their memory, others end.
+// TestCleanRestart stops the node cleanly: persistent sandboxes must come back with their memory, others must end.
 func TestCleanRestart(t *testing.T) {
 	dir := dataDir(t)
 	n := start(t, dir)
@@ -115,20 +115,20 @@ func TestCleanRestart(t *testing.T) {
 	kept, lost := n.create("--persistent").ID, n.create().ID
 	n.sh(kept, "echo memory >/dev/shm/x; echo disk >/tmp/x")
 	n.stop()
-	await(t, dir, 0, "after a clean stop")
+	awaitMonitors(t, dir, 0, "after a clean stop")
 	n = start(t, dir)
 	if got := n.sh(kept, "cat /dev/shm/x /tmp/x"); got != "memory\ndisk" {
-		t.Errorf("the persistent sandbox has %q", got)
+		t.Errorf("files in the persistent sandbox = %q, want memory and disk", got)
 	}
 	if r := n.cli("sandbox", "get", lost); r.code != 5 {
-		t.Errorf("the other sandbox: exit %d, %s; want 5", r.code, r.stdout)
+		t.Errorf("get of the other sandbox: exit %d, %s; want 5", r.code, r.stdout)
 	}
 	n.json(nil, "sandbox", "delete", kept)
 	n.stop()
 	nothingLeft(t, dir)
 }
 
-// TestHibernateCycles puts a sandbox to rest ten times, with a file that grows and is summed each time.
+// TestHibernateCycles hibernates a sandbox ten times, and compares the checksum of growing files each time.
 func TestHibernateCycles(t *testing.T) {
 	dir := dataDir(t)
 	n := start(t, dir)
@@ -146,7 +146,7 @@ func TestHibernateCycles(t *testing.T) {
 		n.json(nil, "sandbox", "hibernate", id)
 		n.json(nil, "sandbox", "wake", id)
 		if after := sum(); after != before {
-			t.Fatalf("after cycle %d the files have another sum", i+1)
+			t.Fatalf("checksum after cycle %d = %s, want %s", i+1, after, before)
 		}
 	}
 	n.json(nil, "sandbox", "delete", id)
@@ -154,7 +154,7 @@ func TestHibernateCycles(t *testing.T) {
 	nothingLeft(t, dir)
 }
 
-// TestChurn creates and deletes again and again; nothing may add up.
+// TestChurn creates and deletes 300 sandboxes, and checks that no resources accumulate.
 func TestChurn(t *testing.T) {
 	dir := dataDir(t)
 	n := start(t, dir)
@@ -173,13 +173,13 @@ func TestChurn(t *testing.T) {
 				for range count / 3 {
 					status, body := n.send("POST", "/v1/sandboxes", `{"template":"mini"}`)
 					if status != 201 {
-						t.Errorf("create: %d %s", status, body)
+						t.Errorf("create = %d %s, want 201", status, body)
 						return
 					}
 					_, rest, _ := strings.Cut(body, `"id":"`)
 					id, _, _ := strings.Cut(rest, `"`)
 					if status, body := n.send("DELETE", "/v1/sandboxes/"+id, ""); status != 204 {
-						t.Errorf("delete: %d %s", status, body)
+						t.Errorf("delete = %d %s, want 204", status, body)
 					}
 				}
 			})
@@ -189,10 +189,10 @@ func TestChurn(t *testing.T) {
 	round(30)
 	before := descriptors()
 	round(270)
-	await(t, dir, 0, "after all were deleted")
+	awaitMonitors(t, dir, 0, "after all were deleted")
 	eventually(t, "the files of 270 sandboxes are closed", func() error {
 		if after := descriptors(); after > before+20 {
-			return fmt.Errorf("the node has %d open files, %d before", after, before)
+			return fmt.Errorf("the node has %d open files, want at most 20 more than %d", after, before)
 		}
 		return nil
 	})

@@ -13,26 +13,26 @@ import (
 	"testing"
 )
 
-// refused starts a node that must end at once, and say something with each of the words.
-func refused(t *testing.T, dir string, words []string, args ...string) {
+// wantStartFailure starts a node that must exit with an error that contains each of the words.
+func wantStartFailure(t *testing.T, dir string, words []string, args ...string) {
 	t.Helper()
 	n, ended := launch(t, dir, args...)
 	if !ended {
 		n.stop()
-		t.Fatal("the node started")
+		t.Fatal("the node started, want an error")
 	}
 	text := n.log.String()
 	for _, w := range words {
 		if !strings.Contains(text, w) {
-			t.Errorf("the node says %q, without %q", tail(text), w)
+			t.Errorf("log of the node = %q, want it to contain %q", tail(text), w)
 		}
 	}
 	if code := n.cmd.ProcessState.ExitCode(); code == 0 {
-		t.Error("the node ended well")
+		t.Error("exit code = 0, want a failure")
 	}
 }
 
-// damage turns a byte of a file over until the test ends.
+// damage inverts a byte in the middle of a file until the test ends.
 func damage(t *testing.T, path string) {
 	t.Helper()
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
@@ -63,14 +63,14 @@ func damage(t *testing.T, path string) {
 	})
 }
 
-// TestMissingQEMU starts a node without a monitor program.
+// TestMissingQEMU starts a node with a path of QEMU that does not exist.
 func TestMissingQEMU(t *testing.T) {
 	dir := dataDir(t)
-	refused(t, dir, []string{"/nowhere/qemu", "setup"}, "--vmm-qemu", "/nowhere/qemu")
+	wantStartFailure(t, dir, []string{"/nowhere/qemu", "setup"}, "--vmm-qemu", "/nowhere/qemu")
 	nothingLeft(t, dir)
 }
 
-// TestDamagedKernel starts a node whose guest kernel is not what was installed.
+// TestDamagedKernel starts a node with a guest kernel that differs from the installed one.
 func TestDamagedKernel(t *testing.T) {
 	dir := dataDir(t)
 	for _, name := range []string{"tuned/vmlinux", "distribution/vmlinuz"} {
@@ -79,14 +79,15 @@ func TestDamagedKernel(t *testing.T) {
 			continue
 		}
 		damage(t, path)
-		refused(t, dir, []string{path, "setup"})
+		wantStartFailure(t, dir, []string{path, "setup"})
 		nothingLeft(t, dir)
 		return
 	}
-	t.Fatal("there is no kernel; run make prepare")
+	t.Fatal("no guest kernel found; run make prepare")
 }
 
-// TestDamagedTemplate creates from a template whose device state was changed; baking it again mends it.
+// TestDamagedTemplate creates a sandbox from a template with damaged device state: the create must fail, and succeed
+// once the state is restored.
 func TestDamagedTemplate(t *testing.T) {
 	dir := dataDir(t)
 	n := start(t, dir)
@@ -102,27 +103,27 @@ func TestDamagedTemplate(t *testing.T) {
 		damage(t, found[len(found)-1])
 		r := n.cli("sandbox", "create", "--template", "mini")
 		if r.code == 0 {
-			t.Fatal("a sandbox was created")
+			t.Fatal("create from a damaged template succeeded, want an error")
 		}
-		await(t, dir, 0, "after a create that failed")
+		awaitMonitors(t, dir, 0, "after a create that failed")
 	})
 	n.json(nil, "sandbox", "delete", n.create().ID)
 	n.stop()
 	nothingLeft(t, dir)
 }
 
-// TestSmallDisk prepares a data directory of its own on a small image, fills it, and looks at what a full
-// disk does: clear answers, nothing half-made, and life goes on when there is room again.
+// TestSmallDisk fills the disk of a small data directory. Operations must fail with a clear error and leave nothing
+// incomplete, and succeed when there is room again.
 func TestSmallDisk(t *testing.T) {
 	full := dataDir(t)
 	dir := filepath.Join(filepath.Dir(full), "small")
-	clean := func() { // also what a killed run left
+	clean := func() { // also removes what an interrupted run left
 		r := run(t, dir, nil, "--data-dir", dir, "setup", "--remove", "--yes")
 		if r.code != 0 {
 			t.Errorf("setup --remove: exit %d: %s", r.code, r.stderr)
 		}
-		if all := loops(t, dir); len(all) > 0 {
-			t.Errorf("loop devices are left: %v", all)
+		if all := loopDevices(t, dir); len(all) > 0 {
+			t.Errorf("loop devices left over: %v, want none", all)
 		}
 	}
 	clean()
@@ -133,12 +134,13 @@ func TestSmallDisk(t *testing.T) {
 	}
 	t.Cleanup(clean)
 	for _, name := range []string{"cache", "bake"} { // saves downloads and a build
-		if err := exec.CommandContext(t.Context(), "cp", "-a", "--sparse=always", filepath.Join(full, name), dir).Run(); err != nil {
+		cp := exec.CommandContext(t.Context(), "cp", "-a", "--sparse=always", filepath.Join(full, name), dir)
+		if err := cp.Run(); err != nil {
 			t.Logf("copy %s: %v", name, err)
 		}
 	}
 	for _, name := range []string{"base-*", "code-interpreter-*"} {
-		found, _ := filepath.Glob(filepath.Join(dir, "bake", name)) // the pattern is right
+		found, _ := filepath.Glob(filepath.Join(dir, "bake", name)) // fails only for a malformed pattern
 		for _, f := range found {
 			if err := os.RemoveAll(f); err != nil {
 				t.Fatal(err)
@@ -150,17 +152,20 @@ func TestSmallDisk(t *testing.T) {
 	before := n.create("--persistent").ID
 	n.sh(before, "echo before >/tmp/x")
 	filler := filepath.Join(dir, "filler")
-	fill(t, filler, dir)
+	fillDisk(t, filler, dir)
 	for _, args := range [][]string{
-		{"sandbox", "create", "--template", "mini"}, {"sandbox", "snapshot", before}, {"sandbox", "fork", before}, {"sandbox", "hibernate", before},
+		{"sandbox", "create", "--template", "mini"},
+		{"sandbox", "snapshot", before},
+		{"sandbox", "fork", before},
+		{"sandbox", "hibernate", before},
 	} {
 		r := n.cli(args...)
 		if r.code != 10 || !strings.Contains(r.stderr, "disk") && !strings.Contains(r.stderr, "space") {
-			t.Errorf("%s on a full disk: exit %d, %s; want 10 and that the disk is full", args[1], r.code, r.stderr)
+			t.Errorf("%s on a full disk: exit %d, %s; want 10 and an error about the disk", args[1], r.code, r.stderr)
 		}
 	}
 	if got := n.sh(before, "cat /tmp/x"); got != "before" {
-		t.Errorf("the sandbox from before says %q", got)
+		t.Errorf("file in the sandbox on a full disk = %q, want before", got)
 	}
 	if err := os.Remove(filler); err != nil {
 		t.Fatal(err)
@@ -168,35 +173,36 @@ func TestSmallDisk(t *testing.T) {
 	eventually(
 		t,
 		"the space of a removed file is free",
-		func() error { // which the file system sees to in the background
+		func() error { // the file system frees it in the background
 			if free := freeMiB(t, dir); free < 512 {
-				return fmt.Errorf("%d MiB are", free)
+				return fmt.Errorf("%d MiB are free, want 512", free)
 			}
 			return nil
 		},
 	)
 	n.json(nil, "sandbox", "hibernate", before)
 	if got := n.sh(before, "cat /tmp/x"); got != "before" {
-		t.Errorf("with room again the sandbox says %q", got)
+		t.Errorf("file in the sandbox with enough room = %q, want before", got)
 	}
 	n.json(nil, "sandbox", "delete", "--all")
 	n.stop()
 	nothingLeft(t, dir)
 }
 
-// fill leaves 128 MiB free on the file system of dir.
-func fill(t *testing.T, path, dir string) {
+// fillDisk creates a file that leaves 128 MiB free on the file system of dir.
+func fillDisk(t *testing.T, path, dir string) {
 	t.Helper()
 	size := freeMiB(t, dir) - 128
 	if size <= 0 {
 		return
 	}
-	if out, err := exec.CommandContext(t.Context(), "fallocate", "-l", strconv.Itoa(size)+"MiB", path).CombinedOutput(); err != nil {
+	fallocate := exec.CommandContext(t.Context(), "fallocate", "-l", strconv.Itoa(size)+"MiB", path)
+	if out, err := fallocate.CombinedOutput(); err != nil {
 		t.Fatalf("fallocate: %v: %s", err, out)
 	}
 }
 
-// freeMiB is how much is free on the file system of dir.
+// freeMiB returns the free space on the file system of dir.
 func freeMiB(t *testing.T, dir string) int {
 	t.Helper()
 	var st syscall.Statfs_t

@@ -27,18 +27,18 @@ import (
 	"github.com/pandastack/pandastack/internal/ingress/proxy"
 )
 
-// devServer is a development server of the JavaScript world, as a new project of it starts: unconfigured.
+// devServer is a JavaScript development server with the default configuration of a new project.
 type devServer struct {
 	name  string
 	files map[string]string
 	args  func(port string) []string
-	page  string // what the page says
-	// socket finds the address of the socket for updates, below the server; script is where it is told, "" if
-	// it is always the same.
+	page  string // expected text of the page
+	// socket is the path of the WebSocket for updates. If it depends on the server, find extracts the rest of it from
+	// the script at path script.
 	script, socket string
 	find           *regexp.Regexp
 	protocols      []string
-	hello          string // in the first message
+	hello          string // expected in the first message
 }
 
 var devServers = []devServer{
@@ -64,9 +64,10 @@ var devServers = []devServer{
 
 var devPackages = []string{"vite@7.1.12", "next@15.5.6", "react@19.2.0", "react-dom@19.2.0"}
 
-// loopback is a guest that is this machine: what listens on its loopback interface.
+// loopback is a guest whose ports are those of this host's loopback interface.
 type loopback struct{ guestapi.Guest }
 
+// DialPort connects to a port of the loopback interface.
 func (loopback) DialPort(ctx context.Context, port uint16) (net.Conn, error) {
 	var errs []error
 	for _, host := range []string{"127.0.0.1", "::1"} {
@@ -83,6 +84,7 @@ func (loopback) DialPort(ctx context.Context, port uint16) (net.Conn, error) {
 // oneSandbox resolves every host name of a sandbox to the loopback guest.
 type oneSandbox struct{}
 
+// Resolve implements proxy.Resolver.
 func (oneSandbox) Resolve(r *http.Request) (proxy.Route, error) {
 	a, ok, err := proxy.AddressOfHost(r)
 	if !ok {
@@ -95,7 +97,7 @@ func (oneSandbox) Resolve(r *http.Request) (proxy.Route, error) {
 // refuse hosts and origins that they do not know.
 func TestDevServers(t *testing.T) {
 	if _, err := exec.LookPath("npm"); err != nil {
-		t.Skip("probe npm: it is not installed on this machine")
+		t.Skip("probe npm: it is not installed on this host")
 	}
 	place := filepath.Join(repository(t), ".cache", "clients", "devservers")
 	tools := published{client: "vite", version: "7.1.12", more: devPackages[1:]}
@@ -111,26 +113,27 @@ func TestDevServers(t *testing.T) {
 	}
 }
 
+// check opens the page and the WebSocket of a development server.
 func (d devServer) check(t *testing.T, place, front string) {
 	port := d.start(t, place)
 	host := port + "-sbxdev.panda.example.org"
 	page := ""
 	eventually(t, "the page", func() (err error) {
-		page, err = visit(t, front, host, "/")
+		page, err = getPage(t, front, host, "/")
 		return err
 	})
 	if !strings.Contains(page, d.page) {
-		t.Errorf("the page is %.300s", page)
+		t.Errorf("page = %.300s, want it to contain %q", page, d.page)
 	}
 	address := d.socket
 	if d.script != "" {
-		script, err := visit(t, front, host, d.script)
+		script, err := getPage(t, front, host, d.script)
 		if err != nil {
 			t.Fatal(err)
 		}
 		found := d.find.FindStringSubmatch(script)
 		if found == nil {
-			t.Fatalf("%s tells no socket: %.300s", d.script, script)
+			t.Fatalf("%s = %.300s, want the path of the WebSocket", d.script, script)
 		}
 		address += found[1]
 	}
@@ -145,11 +148,11 @@ func (d devServer) check(t *testing.T, place, front string) {
 	defer c.CloseNow()
 	_, message, err := c.Read(ctx)
 	if err != nil || !strings.Contains(string(message), d.hello) {
-		t.Errorf("the socket says %.300s, %v", message, err)
+		t.Errorf("first message = %.300s, %v, want it to contain %s", message, err, d.hello)
 	}
 }
 
-// start runs the server in a project of its own until the test ends, and gives its port.
+// start runs the server in its own project directory until the test ends, and returns its port.
 func (d devServer) start(t *testing.T, place string) string {
 	t.Helper()
 	project := filepath.Join(place, "project-"+d.name)
@@ -179,8 +182,8 @@ func (d devServer) start(t *testing.T, place string) string {
 	return port
 }
 
-// visit gets a page as a browser does.
-func visit(t *testing.T, front, host, path string) (string, error) {
+// getPage requests a page with the headers of a browser.
+func getPage(t *testing.T, front, host, path string) (string, error) {
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+front+path, nil)
 	if err != nil {
 		return "", err

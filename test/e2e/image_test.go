@@ -23,7 +23,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 )
 
-// tiny is the only program of the test's root file system: as sh it runs a line of `echo`, `cat` and `serve`.
+// tiny is the only program of the test's root file system. As sh, it runs the commands true, echo, cat and serve.
 const tiny = `package main
 
 import (
@@ -64,7 +64,7 @@ func main() {
 }
 `
 
-// tinyRoot is a root file system as a tar stream.
+// tinyRoot returns a root file system as a tar archive.
 func tinyRoot(t *testing.T) []byte {
 	t.Helper()
 	dir := t.TempDir()
@@ -116,7 +116,7 @@ func tinyRoot(t *testing.T) []byte {
 	return data.Bytes()
 }
 
-// serveImage puts a root file system into a registry of this process, as an image, and answers its reference.
+// serveImage pushes a root file system as an image to a registry in this process, and returns the image reference.
 func serveImage(t *testing.T, root []byte) string {
 	t.Helper()
 	s := httptest.NewServer(registry.New(registry.Logger(log.New(io.Discard, "", 0))))
@@ -151,8 +151,8 @@ func serveImage(t *testing.T, root []byte) string {
 	return ref.String()
 }
 
-// TestImages makes templates of an image in a registry and of a root file system, and a Dockerfile with stages of
-// both kinds, and looks at sandboxes of them.
+// TestImages builds templates from an image in a registry, from a root file system, and from a Dockerfile with several
+// stages, and checks sandboxes of each.
 func TestImages(t *testing.T) {
 	dir := dataDir(t)
 	root := tinyRoot(t)
@@ -161,7 +161,7 @@ func TestImages(t *testing.T) {
 	n := start(t, dir, "--build-insecure", host)
 	n.bake("mini")
 	for _, name := range []string{"e2eimage", "e2eroot", "e2estages"} {
-		n.cli("template", "delete", name) // an earlier test may have left it
+		n.cli("template", "delete", name) // may be left over from an earlier test
 		t.Cleanup(func() { n.cli("template", "delete", name) })
 	}
 	build := func(args ...string) {
@@ -175,7 +175,7 @@ func TestImages(t *testing.T) {
 		var s sandbox
 		n.json(&s, "sandbox", "create", "--template", template)
 		if got := n.sh(s.ID, line); got != want {
-			t.Errorf("%q in a sandbox of %s says %q, want %q", line, template, got, want)
+			t.Errorf("output of %q in a sandbox of %s = %q, want %q", line, template, got, want)
 		}
 		n.json(nil, "sandbox", "delete", s.ID)
 	}
@@ -193,7 +193,8 @@ func TestImages(t *testing.T) {
 	text := "FROM " + ref + " AS tools\nRUN [\"/bin/tiny\", \"true\"]\n" +
 		"FROM mini\nENV WHO=panda\nWORKDIR /srv/app\nCOPY --from=tools --chmod=755 /bin/tiny /usr/local/bin/tiny\n" +
 		"RUN <<EOF\nset -e\nid -un > who\necho $WHO >> who\nEOF\nCOPY <<EOF note\nwritten here\nEOF\n" +
-		"COPY --from=tools --chown=user:user /etc/motto motto\nRUN chown user .\nUSER user\nRUN id -un > mine && cat motto >> mine\n" +
+		"COPY --from=tools --chown=user:user /etc/motto motto\nRUN chown user .\nUSER user\n" +
+		"RUN id -un > mine && cat motto >> mine\n" +
 		"HEALTHCHECK CMD test -e /tmp/started\nCMD [\"/usr/local/bin/tiny\", \"serve\"]\n"
 	if err := os.WriteFile(filepath.Join(context, "Dockerfile"), []byte(text), 0o644); err != nil {
 		t.Fatal(err)
@@ -201,7 +202,8 @@ func TestImages(t *testing.T) {
 	build("--name", "e2estages", context)
 	says(
 		"e2estages",
-		"pwd; id -un; cat who note mine; stat -c '%U %G' motto mine; cat /tmp/started; ps -e -o user=,args= | grep -c '^user *.usr/local/bin/tiny serve'",
+		"pwd; id -un; cat who note mine; stat -c '%U %G' motto mine; cat /tmp/started; "+
+			"ps -e -o user=,args= | grep -c '^user *.usr/local/bin/tiny serve'",
 		"/srv/app\nuser\nroot\npanda\nwritten here\nuser\ntiny\nuser user\nuser user\nyes\n1",
 	)
 	for _, name := range []string{"e2eimage", "e2eroot", "e2estages"} {

@@ -16,23 +16,23 @@ import (
 	"github.com/google/nftables"
 )
 
-// left lists everything on this machine that belongs to the nodes of these tests: processes, network
-// namespaces, links, nft tables, control groups, loop devices, and files that a machine or snapshot
-// would leave in the data directory.
-func left(t *testing.T, dir string) []string {
+// leftovers lists everything on this host that belongs to the nodes of these tests: processes, network namespaces,
+// links, nft tables, cgroups, mounts, and files of machines and snapshots in the data directory.
+func leftovers(t *testing.T, dir string) []string {
 	t.Helper()
 	prefix := prefix(dir)
 	all := processes(dir)
 	for _, pattern := range []string{
 		"/run/netns/" + prefix + "*", "/sys/fs/cgroup/" + prefix + "*", "/sys/fs/cgroup/*/" + prefix + "*",
-		filepath.Join(dir, "machines", "*"), filepath.Join(dir, "snapshots", "*"), filepath.Join(dir, "drafts", "*"), filepath.Join(dir, ".new-*"), filepath.Join(dir, "*", ".new-*"),
+		filepath.Join(dir, "machines", "*"), filepath.Join(dir, "snapshots", "*"), filepath.Join(dir, "drafts", "*"),
+		filepath.Join(dir, ".new-*"), filepath.Join(dir, "*", ".new-*"),
 	} {
 		found, err := filepath.Glob(pattern)
 		if err != nil {
 			t.Fatal(err)
 		}
 		for _, f := range found {
-			if !strings.HasPrefix(filepath.Base(f), "lay") { // layers of builds are kept for the next
+			if !strings.HasPrefix(filepath.Base(f), "lay") { // cached layers of builds stay
 				all = append(all, f)
 			}
 		}
@@ -68,10 +68,10 @@ func left(t *testing.T, dir string) []string {
 	return all
 }
 
-// processes lists monitors and other children of a node by the data directory that they were started with.
+// processes lists the monitors that were started with a data directory.
 func processes(dir string) []string {
 	var all []string
-	entries, _ := os.ReadDir("/proc") // a process may end while it is looked at: what cannot be read is gone
+	entries, _ := os.ReadDir("/proc") // a process that cannot be read has exited
 	for _, e := range entries {
 		command, err := os.ReadFile(filepath.Join("/proc", e.Name(), "cmdline"))
 		if err != nil || len(command) == 0 || e.Name() == fmt.Sprint(os.Getpid()) {
@@ -94,33 +94,33 @@ func processes(dir string) []string {
 	return all
 }
 
-// monitors counts the processes of running machines.
+// monitors returns the number of running monitors.
 func monitors(dir string) int { return len(processes(dir)) }
 
-// await waits until so many machines run.
-func await(t *testing.T, dir string, want int, when string) {
+// awaitMonitors waits until the number of running monitors is want.
+func awaitMonitors(t *testing.T, dir string, want int, when string) {
 	t.Helper()
 	eventually(t, fmt.Sprintf("%d machines run %s", want, when), func() error {
 		if got := monitors(dir); got != want {
-			return fmt.Errorf("%d run", got)
+			return fmt.Errorf("%d monitors run", got)
 		}
 		return nil
 	})
 }
 
-// nothingLeft fails when something of the nodes is on this machine. Kernel objects may take a moment to go.
+// nothingLeft fails the test if leftovers exist. It waits, because the kernel removes some objects asynchronously.
 func nothingLeft(t *testing.T, dir string) {
 	t.Helper()
 	eventually(t, "nothing left", func() error {
-		if all := left(t, dir); len(all) > 0 {
-			return fmt.Errorf("%d left:\n%s", len(all), strings.Join(all, "\n"))
+		if all := leftovers(t, dir); len(all) > 0 {
+			return fmt.Errorf("%d resources left over:\n%s", len(all), strings.Join(all, "\n"))
 		}
 		return nil
 	})
 }
 
-// loops lists the loop devices that stand on files below dir.
-func loops(t *testing.T, dir string) []string {
+// loopDevices lists the loop devices that are backed by files below dir.
+func loopDevices(t *testing.T, dir string) []string {
 	t.Helper()
 	var all []string
 	err := filepath.WalkDir("/sys/block", func(p string, d fs.DirEntry, err error) error {

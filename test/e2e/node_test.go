@@ -1,7 +1,9 @@
 //go:build e2e
 
-// Package e2e runs the real programs: a node as a child process, the command line against it, and looks
-// at what they leave on the machine. It needs root, and the data directory that `make prepare` makes.
+// Package e2e tests the real program: it runs a node as a child process and the command line against it.
+//
+// The tests also check that nothing is left over on the host. They need root, and the data directory that `make
+// prepare` creates.
 package e2e
 
 import (
@@ -24,15 +26,16 @@ import (
 	"time"
 )
 
-// prefix begins the names of what the nodes of a data directory make in the kernel, so that several runs
-// of these tests on one machine do not meet.
+// prefix returns the network prefix of the nodes of a data directory. It keeps several runs of these tests on one host
+// apart.
 func prefix(dir string) string {
 	return fmt.Sprintf("e%06x", crc32.ChecksumIEEE([]byte(dir))&0xffffff)
 }
 
-// limit bounds every wait for a node: this machine may be busy with other things.
+// limit is the time limit of every wait for a node. It is long because the host may be busy.
 const limit = 2 * time.Minute
 
+// repository returns the root directory of the repository.
 func repository(t *testing.T) string {
 	t.Helper()
 	root, err := filepath.Abs("../..")
@@ -42,6 +45,7 @@ func repository(t *testing.T) string {
 	return root
 }
 
+// program returns the path of the built program.
 func program(t *testing.T) string {
 	t.Helper()
 	p := filepath.Join(repository(t), "bin", "pandastack")
@@ -51,11 +55,11 @@ func program(t *testing.T) string {
 	return p
 }
 
-// dataDir is the prepared data directory, with the templates that earlier runs have baked.
+// dataDir returns the prepared data directory, which also has the templates that earlier runs have baked.
 func dataDir(t *testing.T) string {
 	t.Helper()
 	if os.Geteuid() != 0 {
-		t.Skip("probe root: a node is run by root alone")
+		t.Skip("probe root: a node needs root")
 	}
 	dir := os.Getenv("PANDASTACK_TEST_DATA")
 	if dir == "" {
@@ -76,17 +80,17 @@ type node struct {
 	key string
 	log *bytes.Buffer
 
-	done chan struct{} // closed when the process has ended
-	err  error         // how; read after done
+	done chan struct{} // closed when the process has exited
+	err  error         // error of the process; valid after done is closed
 }
 
-// environment of every program that the tests start. No monitor waits for a create, so that those that
-// run can be counted; TestTour and the published client have them as by default.
+// environment returns the environment of every program that the tests start. It disables warm monitors, so that tests
+// can count the running ones; TestTour and TestPublishedClients enable them.
 func environment(dir string) []string {
-	spares := cmp.Or(os.Getenv("PANDASTACK_TEST_WARM_MONITORS"), "0")
+	warm := cmp.Or(os.Getenv("PANDASTACK_TEST_WARM_MONITORS"), "0")
 	return append(
 		os.Environ(),
-		"PANDASTACK_SANDBOX_WARM_MONITORS="+spares,
+		"PANDASTACK_SANDBOX_WARM_MONITORS="+warm,
 		"PANDASTACK_DATA_DIR="+dir,
 		"PANDASTACK_NETWORK_PREFIX="+prefix(dir),
 		"PANDASTACK_LISTEN=127.0.0.1:0",
@@ -98,7 +102,7 @@ func environment(dir string) []string {
 	)
 }
 
-// launch starts `pandastack up` and waits until it is ready or has ended; ended tells which.
+// launch starts `pandastack up` and waits until the node is ready or has exited. ended reports whether it has exited.
 func launch(t *testing.T, dir string, args ...string) (n *node, ended bool) {
 	t.Helper()
 	n = &node{t: t, dir: dir, log: &bytes.Buffer{}, done: make(chan struct{})}
@@ -151,6 +155,7 @@ func launch(t *testing.T, dir string, args ...string) (n *node, ended bool) {
 	return nil, true
 }
 
+// tail returns the last 8000 bytes of a text.
 func tail(text string) string {
 	if len(text) > 8000 {
 		return "..." + text[len(text)-8000:]
@@ -163,12 +168,12 @@ func start(t *testing.T, dir string, args ...string) *node {
 	t.Helper()
 	n, ended := launch(t, dir, args...)
 	if ended {
-		t.Fatalf("the node ended at once (%v):\n%s", n.err, n.log)
+		t.Fatalf("the node exited instead of becoming ready (%v):\n%s", n.err, n.log)
 	}
 	return n
 }
 
-// stop ends the node cleanly and waits for it.
+// stop stops the node cleanly and waits for it to exit.
 func (n *node) stop() {
 	n.t.Helper()
 	if err := n.cmd.Process.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
@@ -179,7 +184,7 @@ func (n *node) stop() {
 	select {
 	case <-n.done:
 		if n.err != nil {
-			n.t.Errorf("the node ended with %v:\n%s", n.err, tail(n.log.String()))
+			n.t.Errorf("the node exited with %v, want success:\n%s", n.err, tail(n.log.String()))
 		}
 	case <-timer.C:
 		_ = n.cmd.Process.Kill()
@@ -188,7 +193,7 @@ func (n *node) stop() {
 	}
 }
 
-// kill ends the node as a crash does.
+// kill kills the node with SIGKILL.
 func (n *node) kill() {
 	n.t.Helper()
 	if err := n.cmd.Process.Kill(); err != nil {
@@ -197,7 +202,7 @@ func (n *node) kill() {
 	<-n.done
 }
 
-// result is how a command of the command line ended.
+// result is the exit code and output of a command.
 type result struct {
 	code           int
 	stdout, stderr string
@@ -209,13 +214,13 @@ func (n *node) cli(args ...string) result {
 	return run(n.t, n.dir, nil, append([]string{"--api", n.url}, args...)...)
 }
 
-// run runs the program to its end.
+// run runs the program with arguments and waits for it to exit.
 func run(t *testing.T, dir string, stdin io.Reader, args ...string) result {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(
 		context.WithoutCancel(t.Context()),
 		10*time.Minute,
-	) // clean-up runs after the test
+	) // cleanups run after t.Context has ended
 	defer cancel()
 	c := exec.CommandContext(ctx, program(t), args...)
 	c.Env = environment(dir)
@@ -232,7 +237,7 @@ func run(t *testing.T, dir string, stdin io.Reader, args ...string) result {
 	return result{0, out.String(), errs.String()}
 }
 
-// json runs a command that must succeed and reads its JSON into v, which may be nil.
+// json runs a command that must succeed and decodes its JSON output into v, which may be nil.
 func (n *node) json(v any, args ...string) {
 	n.t.Helper()
 	r := n.cli(append([]string{"--json"}, args...)...)
@@ -255,7 +260,7 @@ type sandbox struct {
 	Generation uint64 `json:"generation"`
 }
 
-// bake makes sure that a template is baked, and that a test which failed before has left nothing.
+// bake bakes a template if necessary. It first deletes what failed tests have left.
 func (n *node) bake(template string) {
 	n.t.Helper()
 	n.clean()
@@ -275,7 +280,7 @@ func (n *node) clean() {
 	}
 }
 
-// create makes a sandbox of the small template.
+// create creates a sandbox of template mini.
 func (n *node) create(args ...string) sandbox {
 	n.t.Helper()
 	var s sandbox
@@ -283,6 +288,7 @@ func (n *node) create(args ...string) sandbox {
 	return s
 }
 
+// get returns a sandbox.
 func (n *node) get(id string) sandbox {
 	n.t.Helper()
 	var s sandbox
@@ -290,7 +296,7 @@ func (n *node) get(id string) sandbox {
 	return s
 }
 
-// sh runs a line in a sandbox that must end with 0, and gives its output.
+// sh runs a shell command in a sandbox, which must exit with code 0, and returns its trimmed output.
 func (n *node) sh(id, line string) string {
 	n.t.Helper()
 	r := n.cli("sandbox", "exec", id, line)
@@ -300,7 +306,7 @@ func (n *node) sh(id, line string) string {
 	return strings.TrimSpace(r.stdout)
 }
 
-// accessKey reads the key that the node left for the command line.
+// accessKey returns the API key that the node has stored for the command line.
 func (n *node) accessKey() string {
 	n.t.Helper()
 	data, err := os.ReadFile(filepath.Join(n.dir, "client.json"))
@@ -316,7 +322,7 @@ func (n *node) accessKey() string {
 	return access.Key
 }
 
-// send makes a plain request and gives status and body.
+// send sends an HTTP request and returns status and body.
 func (n *node) send(method, path, body string) (int, string) {
 	n.t.Helper()
 	req, err := http.NewRequestWithContext(n.t.Context(), method, n.url+path, strings.NewReader(body))
@@ -350,10 +356,10 @@ func eventually(t *testing.T, what string, ok func() error) {
 		}
 		<-tick.C
 	}
-	t.Fatalf("%s: not after %v: %v", what, limit, err)
+	t.Fatalf("%s: not within %v: %v", what, limit, err)
 }
 
-// busyPort takes a port of the loopback interface until the test ends.
+// busyPort listens on a port of the loopback interface until the test ends, and returns its address.
 func busyPort(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")

@@ -18,8 +18,8 @@ import (
 	"testing"
 )
 
-// science are the packages of template code-interpreter that cells draw charts and show tables with.
-var science = []string{
+// sciencePackages are the Python packages of template code-interpreter for charts and tables.
+var sciencePackages = []string{
 	"contourpy",
 	"cycler",
 	"fonttools",
@@ -34,8 +34,8 @@ var science = []string{
 	"tzdata",
 }
 
-// packages makes a tar of them for the Python that guests have, while other things are done; the answer waits for it
-// and gives its path.
+// packages creates a tar of sciencePackages for the Python version of guests, in the background. The returned function
+// waits and returns its path.
 func packages(t *testing.T, n *node) func() (string, error) {
 	var box sandbox
 	n.json(&box, "sandbox", "create", "--template", "base")
@@ -45,14 +45,14 @@ func packages(t *testing.T, n *node) func() (string, error) {
 	path := filepath.Join(root, ".cache", "clients", "packages-"+version+".tar")
 	var err error
 	var done sync.WaitGroup
-	done.Go(func() { err = pack(t.Context(), root, version, path) })
+	done.Go(func() { err = writePackages(t.Context(), root, version, path) })
 	t.Cleanup(done.Wait)
 	return func() (string, error) { done.Wait(); return path, err }
 }
 
-// pack writes the tar, once: the wheels that the template's list of requirements names by their hashes, without
-// their tests.
-func pack(ctx context.Context, root, version, path string) error {
+// writePackages writes the tar unless it exists: the wheels that the template's requirements pin by hash, without their
+// tests.
+func writePackages(ctx context.Context, root, version, path string) error {
 	if _, err := os.Stat(path); err == nil {
 		return nil
 	}
@@ -66,15 +66,21 @@ func pack(ctx context.Context, root, version, path string) error {
 	}
 	defer os.RemoveAll(dir)
 	list := filepath.Join(dir, "requirements.txt")
-	if err := os.WriteFile(list, selected(string(text), science), 0o644); err != nil {
+	if err := os.WriteFile(list, selectRequirements(string(text), sciencePackages), 0o644); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, clientLimit)
 	defer cancel()
 	site := filepath.Join(dir, "site")
 	for _, command := range [][]string{
-		{"python3", "-m", "pip", "install", "--quiet", "--no-deps", "--require-hashes", "--only-binary=:all:", "--python-version", version, "--target", site, "-r", list},
-		{"tar", "--exclude=./pandas/tests", "--exclude=./matplotlib/tests", "-cf", filepath.Join(dir, "tar"), "-C", site, "."},
+		{
+			"python3", "-m", "pip", "install", "--quiet", "--no-deps", "--require-hashes", "--only-binary=:all:",
+			"--python-version", version, "--target", site, "-r", list,
+		},
+		{
+			"tar", "--exclude=./pandas/tests", "--exclude=./matplotlib/tests",
+			"-cf", filepath.Join(dir, "tar"), "-C", site, ".",
+		},
 	} {
 		if out, err := exec.CommandContext(ctx, command[0], command[1:]...).CombinedOutput(); err != nil {
 			return fmt.Errorf("%s: %w\n%s", strings.Join(command, " "), err, out)
@@ -85,8 +91,8 @@ func pack(ctx context.Context, root, version, path string) error {
 
 var requirement = regexp.MustCompile(`(?m)^([a-z0-9-]+)==[^\\\n]*(?:\\\n[^\\\n]*)*$`)
 
-// selected gives the requirements of the packages that are named, each with its hashes.
-func selected(text string, names []string) []byte {
+// selectRequirements returns the requirements of the named packages with their hashes.
+func selectRequirements(text string, names []string) []byte {
 	var b strings.Builder
 	for _, m := range requirement.FindAllStringSubmatch(text, -1) {
 		if slices.Contains(names, m[1]) {
@@ -96,9 +102,8 @@ func selected(text string, names []string) []byte {
 	return []byte(b.String())
 }
 
-// tunnel is a proxy in place of a name server that knows the domain of the node under test, for clients whose look-up
-// of names cannot be told otherwise: that and every name below it is this machine, and no other is reached. The
-// answer is its address.
+// tunnel starts an HTTP proxy and returns its address. It connects the domain of the node under test and all names
+// below it to this host, and rejects others. Clients whose name resolution cannot be configured use it.
 func tunnel(t *testing.T) string {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -108,18 +113,18 @@ func tunnel(t *testing.T) string {
 		host, port, err := net.SplitHostPort(r.Host)
 		if r.Method != http.MethodConnect || err != nil ||
 			host != "panda.test" && !strings.HasSuffix(host, ".panda.test") {
-			http.Error(w, "this leads to the node under test alone", http.StatusForbidden)
+			http.Error(w, "this proxy connects only to the node under test", http.StatusForbidden)
 			return
 		}
 		splice(w, net.JoinHostPort("127.0.0.1", port))
 	})}
 	var done sync.WaitGroup
-	done.Go(func() { _ = server.Serve(l) }) // ends when it is closed
+	done.Go(func() { _ = server.Serve(l) }) // always fails once the server is closed
 	t.Cleanup(func() { _ = server.Close(); done.Wait() })
 	return l.Addr().String()
 }
 
-// splice connects whoever asked with an address until one of them has gone.
+// splice connects the client of a request with an address until one of them closes the connection.
 func splice(w http.ResponseWriter, address string) {
 	there, err := net.Dial("tcp", address)
 	if err != nil {
@@ -136,7 +141,7 @@ func splice(w http.ResponseWriter, address string) {
 	var up sync.WaitGroup
 	defer up.Wait()
 	up.Go(func() {
-		_, _ = io.Copy(there, buffered) // either end may go at any time
+		_, _ = io.Copy(there, buffered) // either end may close at any time
 		_ = there.Close()
 	})
 	if _, err := io.WriteString(here, "HTTP/1.1 200 OK\r\n\r\n"); err == nil {

@@ -16,18 +16,19 @@ import (
 	"github.com/pandastack/pandastack/client"
 )
 
-// streams and lines of TestManyStreams, and cuts of TestCutStream.
+// The numbers of streams and lines of TestManyStreams, and of cuts of TestCutStream.
 const (
 	manyStreams = 50
 	manyLines   = 2000
 	cuts        = 100
 )
 
-// numbered prints so many numbered lines of text.
+// numbered returns a shell command that prints numbered lines of text.
 func numbered(lines int) string {
 	return fmt.Sprintf("i=0; while [ $i -lt %d ]; do i=$((i+1)); echo line $i of grüße; done", lines)
 }
 
+// numberedOutput returns the output of numbered.
 func numberedOutput(lines int) string {
 	var b strings.Builder
 	for i := range lines {
@@ -36,7 +37,7 @@ func numberedOutput(lines int) string {
 	return b.String()
 }
 
-// TestManyStreams: fifty commands of one sandbox print at once, and nothing is lost, mixed or out of order.
+// TestManyStreams runs fifty commands that print concurrently in one sandbox, and checks the output of each.
 func TestManyStreams(t *testing.T) {
 	n := start(t, dataDir(t))
 	n.bake("mini")
@@ -60,14 +61,15 @@ func TestManyStreams(t *testing.T) {
 				client.Output{Stdout: func(s string) { out.WriteString(s) }},
 			)
 			if err != nil || exit.ExitCode != i || out.String() != want {
-				t.Errorf("stream %d: exit %d, %d bytes of %d, %v", i, exit.ExitCode, out.Len(), len(want), err)
+				t.Errorf("stream %d: exit %d, %d bytes, %v; want exit %d and %d bytes, in order",
+					i, exit.ExitCode, out.Len(), err, i, len(want))
 			}
 		})
 	}
 	all.Wait()
 }
 
-// cutter is a proxy that cuts every connection after so many bytes of answer, a number of times.
+// cutter is a TCP proxy that cuts the first connections after a number of response bytes, and not the later ones.
 type cutter struct {
 	to    string
 	after int64
@@ -75,6 +77,7 @@ type cutter struct {
 	done  sync.WaitGroup
 }
 
+// serve accepts connections until l is closed.
 func (c *cutter) serve(l net.Listener) {
 	for {
 		from, err := l.Accept()
@@ -85,6 +88,7 @@ func (c *cutter) serve(l net.Listener) {
 	}
 }
 
+// pass forwards one connection, and cuts it while cuts are left.
 func (c *cutter) pass(from net.Conn) {
 	defer from.Close()
 	to, err := net.Dial("tcp", c.to)
@@ -102,12 +106,11 @@ func (c *cutter) pass(from net.Conn) {
 	} else {
 		_, _ = io.Copy(from, to)
 	}
-	_, _ = from.Close(), to.Close() // both were copied until they broke
+	_, _ = from.Close(), to.Close() // both directions have ended
 	up.Wait()
 }
 
-// TestCutStream: a connection that is cut a hundred times in the middle of a stream loses no byte and tells
-// none twice.
+// TestCutStream cuts the connection of a stream a hundred times, and checks that no byte is lost or repeated.
 func TestCutStream(t *testing.T) {
 	n := start(t, dataDir(t))
 	n.bake("mini")
@@ -131,7 +134,7 @@ func TestCutStream(t *testing.T) {
 	t.Cleanup(through.Close)
 	ctx, cancel := context.WithTimeout(t.Context(), clientLimit)
 	defer cancel()
-	const lines = 22_000 // less than what a guest keeps of a stream, and enough for all cuts
+	const lines = 22_000 // fits in the guest's output buffer, and is long enough for all cuts
 	started, err := direct.Sandboxes.Exec(
 		ctx,
 		api.SandboxID(box.ID),
@@ -154,9 +157,10 @@ func TestCutStream(t *testing.T) {
 		for at < min(out.Len(), len(want)) && out.String()[at] == want[at] {
 			at++
 		}
-		t.Errorf("exit %d, %v; %d bytes of %d, the same up to %d", exit.ExitCode, err, out.Len(), len(want), at)
+		t.Errorf("exit %d, %v, %d bytes; want exit 7 and %d bytes (equal up to byte %d)",
+			exit.ExitCode, err, out.Len(), len(want), at)
 	}
 	if left := cut.left.Load(); left >= 0 {
-		t.Errorf("%d cuts were not made: the output is too short for this test", left)
+		t.Errorf("%d cuts left, want none: the output is too short for this test", left)
 	}
 }

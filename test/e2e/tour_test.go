@@ -12,7 +12,7 @@ import (
 	"testing"
 )
 
-// TestTour walks through every verb of the command line on a real node.
+// TestTour runs the commands of the command line against a real node.
 func TestTour(t *testing.T) {
 	t.Setenv("PANDASTACK_TEST_WARM_MONITORS", "2")
 	dir := dataDir(t)
@@ -23,32 +23,33 @@ func TestTour(t *testing.T) {
 	t.Run("files", func(t *testing.T) { tourFiles(t, n, s.ID) })
 	t.Run("fork", func(t *testing.T) { tourFork(t, n, s.ID) })
 	t.Run("snapshot", func(t *testing.T) { tourSnapshot(t, n, s.ID) })
-	t.Run("rest", func(t *testing.T) { tourRest(t, n, s.ID) })
+	t.Run("pause-and-hibernate", func(t *testing.T) { tourPauseHibernate(t, n, s.ID) })
 	t.Run("keys", func(t *testing.T) { tourKeys(t, n) })
 	n.json(nil, "sandbox", "delete", s.ID)
 	if r := n.cli("sandbox", "get", s.ID); r.code != 5 || !strings.Contains(r.stderr, "delete") {
 		t.Errorf("get of a deleted sandbox: exit %d, %s; want 5 and why it ended", r.code, r.stderr)
 	}
-	n.json(nil, "sandbox", "delete", s.ID) // right twice
+	n.json(nil, "sandbox", "delete", s.ID) // a second delete succeeds, too
 	n.stop()
 	nothingLeft(t, dir)
 }
 
+// tourExec runs commands and a shell in a sandbox.
 func tourExec(t *testing.T, n *node, id string) {
 	if got := n.sh(id, "echo $COLOUR; id -un"); !strings.HasPrefix(got, "bamboo\n") {
-		t.Errorf("the environment gives %q", got)
+		t.Errorf("value of COLOUR and user = %q, want bamboo first", got)
 	}
 	r := n.cli("sandbox", "exec", id, "--", "sh", "-c", "echo out; echo err >&2; exit 7")
 	if r.code != 7 || r.stdout != "out\n" || r.stderr != "err\n" {
-		t.Errorf("exit %d, stdout %q, stderr %q", r.code, r.stdout, r.stderr)
+		t.Errorf("exec: exit %d, stdout %q, stderr %q; want 7, out and err", r.code, r.stdout, r.stderr)
 	}
 	r = n.cli("sandbox", "exec", "--timeout", "1s", id, "--", "sleep", "100")
 	if r.code != 124 {
-		t.Errorf("after its time a command gives exit %d, %s; want 124", r.code, r.stderr)
+		t.Errorf("exec with an expired timeout: exit %d, %s; want 124", r.code, r.stderr)
 	}
 	r = run(t, n.dir, strings.NewReader("through\n"), "--api", n.url, "sandbox", "exec", "--stdin", id, "cat")
 	if r.code != 0 || r.stdout != "through\n" {
-		t.Errorf("standard input came back as %q, exit %d: %s", r.stdout, r.code, r.stderr)
+		t.Errorf("exec --stdin of cat: stdout %q, exit %d, %s; want the input and 0", r.stdout, r.code, r.stderr)
 	}
 	r = run(
 		t,
@@ -61,13 +62,14 @@ func tourExec(t *testing.T, n *node, id string) {
 		id,
 	)
 	if r.code != 3 || !strings.Contains(r.stdout, "in a 42 terminal") {
-		t.Errorf("shell: exit %d, %q, %s", r.code, r.stdout, r.stderr)
+		t.Errorf("shell: exit %d, %q, %s; want 3 and the output of echo", r.code, r.stdout, r.stderr)
 	}
 	if r := n.cli("sandbox", "metrics", id); r.code != 0 || !strings.Contains(r.stdout, "memory inside") {
-		t.Errorf("metrics: exit %d, %s%s", r.code, r.stdout, r.stderr)
+		t.Errorf("metrics: exit %d, %s%s; want 0 and the memory inside", r.code, r.stdout, r.stderr)
 	}
 }
 
+// tourFiles copies files and directories to a sandbox and back.
 func tourFiles(t *testing.T, n *node, id string) {
 	from, back := t.TempDir(), t.TempDir()
 	data := make([]byte, 3<<20)
@@ -89,11 +91,12 @@ func tourFiles(t *testing.T, n *node, id string) {
 	for _, name := range []string{"one.bin", "tree/one.bin", "tree/deep/er/two.bin"} {
 		got, err := os.ReadFile(filepath.Join(back, name))
 		if err != nil || !bytes.Equal(got, data) {
-			t.Errorf("%s came back with %d bytes, changed (%v)", name, len(got), err)
+			t.Errorf("%s after copying it back: %d bytes that differ from the original (%v), want equal content",
+				name, len(got), err)
 		}
 	}
 	if r := n.cli("sandbox", "cp", id+":/nowhere", back); r.code != 5 {
-		t.Errorf("copy of a missing file: exit %d, %s", r.code, r.stderr)
+		t.Errorf("copy of a missing file: exit %d, %s; want 5", r.code, r.stderr)
 	}
 }
 
@@ -107,6 +110,7 @@ func (n *node) ok(t *testing.T, args ...string) string {
 	return r.stdout
 }
 
+// tourFork forks a sandbox, and promotes a child.
 func tourFork(t *testing.T, n *node, id string) {
 	n.sh(id, "echo parent >/dev/shm/memory; echo parent >/tmp/disk")
 	var tree struct {
@@ -115,21 +119,21 @@ func tourFork(t *testing.T, n *node, id string) {
 	}
 	n.json(&tree, "sandbox", "fork-tree", id, "--count", "4")
 	if len(tree.Children) != 4 || tree.TreeID == "" {
-		t.Fatalf("fork tree %+v", tree)
+		t.Fatalf("fork tree = %+v, want an id and 4 children", tree)
 	}
 	for i, c := range tree.Children {
 		if got := n.sh(c.ID, "cat /dev/shm/memory /tmp/disk"); got != "parent\nparent" {
-			t.Errorf("child %d has %q in memory and on disk", i, got)
+			t.Errorf("files of child %d = %q, want those of the parent", i, got)
 		}
 		n.sh(c.ID, fmt.Sprintf("echo child %d | tee /dev/shm/memory /tmp/disk", i))
 	}
 	if got := n.sh(id, "cat /dev/shm/memory /tmp/disk"); got != "parent\nparent" {
-		t.Errorf("after its children wrote, the parent has %q", got)
+		t.Errorf("files of the parent after its children wrote = %q, want them unchanged", got)
 	}
 	for i, c := range tree.Children {
 		want := fmt.Sprintf("child %d", i)
 		if got := n.sh(c.ID, "cat /dev/shm/memory /tmp/disk"); got != want+"\n"+want {
-			t.Errorf("child %d has %q", i, got)
+			t.Errorf("files of child %d = %q, want %q twice", i, got, want)
 		}
 	}
 	var p struct {
@@ -138,11 +142,12 @@ func tourFork(t *testing.T, n *node, id string) {
 	}
 	n.json(&p, "sandbox", "promote", tree.Children[2].ID, "--cleanup")
 	if p.Winner != tree.Children[2].ID || len(p.Deleted) != 3 {
-		t.Errorf("promotion %+v", p)
+		t.Errorf("promotion = %+v, want winner %s and 3 deleted", p, tree.Children[2].ID)
 	}
 	n.json(nil, "sandbox", "delete", p.Winner)
 }
 
+// tourSnapshot takes a snapshot, creates a sandbox of it, and deletes it.
 func tourSnapshot(t *testing.T, n *node, id string) {
 	n.sh(id, "echo then >/dev/shm/moment")
 	var snap struct {
@@ -153,34 +158,36 @@ func tourSnapshot(t *testing.T, n *node, id string) {
 	var s sandbox
 	n.json(&s, "sandbox", "create", "--from-snapshot", snap.ID)
 	if got := n.sh(s.ID, "cat /dev/shm/moment"); got != "then" {
-		t.Errorf("a sandbox of the snapshot has %q, want then", got)
+		t.Errorf("file in a sandbox of the snapshot = %q, want then", got)
 	}
 	if out := n.ok(t, "snapshot", "list"); !strings.Contains(out, snap.ID) || !strings.Contains(out, "moment") {
-		t.Errorf("snapshots:\n%s", out)
+		t.Errorf("snapshot list without %s:\n%s", snap.ID, out)
 	}
 	n.json(nil, "sandbox", "delete", s.ID)
 	n.json(nil, "snapshot", "delete", snap.ID)
 	if r := n.cli("snapshot", "get", snap.ID); r.code != 5 {
-		t.Errorf("a deleted snapshot answers exit %d", r.code)
+		t.Errorf("get of a deleted snapshot: exit %d, want 5", r.code)
 	}
 }
 
-func tourRest(t *testing.T, n *node, id string) {
+// tourPauseHibernate pauses and hibernates a sandbox.
+func tourPauseHibernate(t *testing.T, n *node, id string) {
 	n.json(nil, "sandbox", "pause", id)
 	if s := n.get(id); s.Status != "paused" {
-		t.Errorf("paused is %s", s.Status)
+		t.Errorf("status after pause = %s, want paused", s.Status)
 	}
 	n.json(nil, "sandbox", "resume", id)
 	n.sh(id, "echo kept >/dev/shm/kept")
 	n.json(nil, "sandbox", "hibernate", id)
 	if s := n.get(id); s.Status != "hibernated" {
-		t.Errorf("hibernated is %s", s.Status)
+		t.Errorf("status after hibernate = %s, want hibernated", s.Status)
 	}
-	if got := n.sh(id, "cat /dev/shm/kept"); got != "kept" { // use wakes it
-		t.Errorf("after a wake memory has %q", got)
+	if got := n.sh(id, "cat /dev/shm/kept"); got != "kept" { // exec wakes it
+		t.Errorf("file in memory after a wake = %q, want kept", got)
 	}
 }
 
+// tourKeys creates and revokes an API key.
 func tourKeys(t *testing.T, n *node) {
 	var k struct {
 		Token  string `json:"token"`
@@ -188,13 +195,13 @@ func tourKeys(t *testing.T, n *node) {
 	}
 	n.json(&k, "key", "create", "--label", "second")
 	if r := n.cli("--key", k.Token, "sandbox", "list"); r.code != 0 {
-		t.Errorf("a new key: exit %d, %s", r.code, r.stderr)
+		t.Errorf("list with a new key: exit %d, %s; want 0", r.code, r.stderr)
 	}
 	n.json(nil, "key", "revoke", k.Prefix)
 	if r := n.cli("--key", k.Token, "sandbox", "list"); r.code != 3 {
-		t.Errorf("a revoked key: exit %d, %s; want 3", r.code, r.stderr)
+		t.Errorf("list with a revoked key: exit %d, %s; want 3", r.code, r.stderr)
 	}
 	if r := n.cli("--key", "pds_00000000000000000000000000000000", "me"); r.code != 3 {
-		t.Errorf("a key nobody made: exit %d; want 3", r.code)
+		t.Errorf("me with an unknown key: exit %d; want 3", r.code)
 	}
 }

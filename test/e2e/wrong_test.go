@@ -10,40 +10,40 @@ import (
 	"testing"
 )
 
-// TestPortTaken starts a node on a port that another program has.
+// TestPortTaken starts a node on a port that another program uses.
 func TestPortTaken(t *testing.T) {
 	dir := dataDir(t)
 	address := busyPort(t)
 	n, ended := launch(t, dir, "--listen", address)
 	if !ended {
-		t.Fatal("the node started")
+		t.Fatal("the node started on a port in use, want an error")
 	}
 	if code := n.cmd.ProcessState.ExitCode(); code == 0 || !strings.Contains(n.log.String(), address) ||
 		!strings.Contains(n.log.String(), "in use") {
-		t.Errorf("exit %d, says %s; want a failure that names %s", code, n.log, address)
+		t.Errorf("exit %d, log %s; want a failure that names %s", code, n.log, address)
 	}
 	nothingLeft(t, dir)
 }
 
-// TestTwoNodes starts a second node on one data directory.
+// TestTwoNodes starts a second node with the same data directory.
 func TestTwoNodes(t *testing.T) {
 	dir := dataDir(t)
 	first := start(t, dir)
 	second, ended := launch(t, dir)
 	if !ended {
-		t.Fatal("a second node started on the same data directory")
+		t.Fatal("a second node started with the same data directory, want an error")
 	}
 	if !strings.Contains(second.log.String(), "another node") {
-		t.Errorf("the second node says %s", second.log)
+		t.Errorf("log of the second node = %s, want an error about another node", second.log)
 	}
 	if r := first.cli("me"); r.code != 0 {
-		t.Errorf("the first node does not answer any more: %s", r.stderr)
+		t.Errorf("me on the first node: exit %d, %s; want 0", r.code, r.stderr)
 	}
 	first.stop()
 	nothingLeft(t, dir)
 }
 
-// TestBadRequests sends what no client should.
+// TestBadRequests sends invalid requests and checks the error responses.
 func TestBadRequests(t *testing.T) {
 	dir := dataDir(t)
 	n := start(t, dir)
@@ -54,10 +54,16 @@ func TestBadRequests(t *testing.T) {
 		want                     string
 	}{
 		{"bad-json", "POST", "/v1/sandboxes", `{"template":`, http.StatusBadRequest, `"code":"invalid"`},
-		{"unknown-template", "POST", "/v1/sandboxes", `{"template":"nothing-like-it"}`, http.StatusBadRequest, "nothing-like-it"},
+		{
+			"unknown-template", "POST", "/v1/sandboxes", `{"template":"nothing-like-it"}`,
+			http.StatusBadRequest, "nothing-like-it",
+		},
 		{"unknown-field", "POST", "/v1/sandboxes", `{"tmplate":"mini"}`, http.StatusBadRequest, "tmplate"},
 		{"wrong-kind", "POST", "/v1/sandboxes", `{"template":7}`, http.StatusBadRequest, "template"},
-		{"huge-body", "POST", "/v1/sandboxes", `{"template":"` + strings.Repeat("x", 64<<20) + `"}`, http.StatusRequestEntityTooLarge, `"code":"too_large"`},
+		{
+			"huge-body", "POST", "/v1/sandboxes", `{"template":"` + strings.Repeat("x", 64<<20) + `"}`,
+			http.StatusRequestEntityTooLarge, `"code":"too_large"`,
+		},
 		{"unknown-id", "GET", "/v1/sandboxes/sbxaaaaaaaaaaaaaaaaaaaa", "", http.StatusNotFound, `"code":"not_found"`},
 		{"no-such-path", "GET", "/v1/nothing", "", http.StatusNotFound, `"error"`},
 		{"wrong-method", "PUT", "/v1/sandboxes", "", http.StatusMethodNotAllowed, `"error"`},
@@ -65,7 +71,7 @@ func TestBadRequests(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			status, body := n.send(tt.method, tt.path, tt.body)
 			if status != tt.status || !strings.Contains(body, tt.want) {
-				t.Errorf("%d %.300s; want %d with %s", status, body, tt.status, tt.want)
+				t.Errorf("%s %s = %d %.300s; want %d with %s", tt.method, tt.path, status, body, tt.status, tt.want)
 			}
 		})
 	}
@@ -73,7 +79,7 @@ func TestBadRequests(t *testing.T) {
 	nothingLeft(t, dir)
 }
 
-// TestBadConfiguration names every mistake at once and starts nothing.
+// TestBadConfiguration starts a node with two mistakes in its settings: the error must name both.
 func TestBadConfiguration(t *testing.T) {
 	dir := dataDir(t)
 	file := filepath.Join(t.TempDir(), "node.yaml")
@@ -82,6 +88,6 @@ func TestBadConfiguration(t *testing.T) {
 	}
 	r := run(t, dir, nil, "--config", file, "up")
 	if r.code != 2 || !strings.Contains(r.stderr, "colour") || !strings.Contains(r.stderr, "loud") {
-		t.Errorf("exit %d: %s", r.code, r.stderr)
+		t.Errorf("exit %d: %s; want 2 and both mistakes", r.code, r.stderr)
 	}
 }

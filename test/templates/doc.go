@@ -1,4 +1,4 @@
-// Package templates proves the templates that come with the program: each is baked for real, and its check
-// runs again in a sandbox that was restored from the bake. It takes a long time and much of the machine's
-// disk, so its tests have the build tag slow; "make test-templates" runs them.
+// Package templates tests the built-in templates: it bakes each one, and runs its check in a sandbox restored from it.
+//
+// The tests take long and need much disk space, so they have the build tag slow; "make test-templates" runs them.
 package templates

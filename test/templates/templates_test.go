@@ -25,14 +25,14 @@ import (
 	"github.com/pandastack/pandastack/internal/image/recipe"
 )
 
-// Bounds of what a loaded machine may take.
+// Time limits, generous enough for a loaded host.
 const (
 	readyLimit = 5 * time.Minute
 	bakeLimit  = 40 * time.Minute
 	checkLimit = 20 * time.Minute
 )
 
-// node starts the program with the prepared data directory and gives a client of it.
+// node starts a node with the prepared data directory and returns a client for it.
 func node(t *testing.T) *client.Client {
 	t.Helper()
 	probetest.Need(t, probe.Config{}, probe.Root)
@@ -74,10 +74,10 @@ func node(t *testing.T) *client.Client {
 		done <- cmd.Wait()
 	}()
 	t.Cleanup(func() {
-		_ = cmd.Process.Signal(syscall.SIGTERM) // one that has ended already says so in done
+		_ = cmd.Process.Signal(syscall.SIGTERM) // fails only if the process has exited, which done reports
 		if err := <-done; err != nil || t.Failed() {
 			text := log.String()
-			t.Errorf("the node ended with %v:\n%s", err, text[max(0, len(text)-8000):])
+			t.Errorf("the node exited with %v:\n%s", err, text[max(0, len(text)-8000):])
 		}
 	})
 	limit := time.NewTimer(readyLimit)
@@ -85,7 +85,7 @@ func node(t *testing.T) *client.Client {
 	select {
 	case n := <-first:
 		if n.Key == "" {
-			n.Key = knownKey(t, dir)
+			n.Key = storedKey(t, dir)
 		}
 		cl, err := client.New(n.URL, n.Key)
 		if err != nil {
@@ -98,8 +98,8 @@ func node(t *testing.T) *client.Client {
 	return nil
 }
 
-// knownKey is the key that an earlier node of a data directory has left for the machine's own programs.
-func knownKey(t *testing.T, dir string) string {
+// storedKey returns the API key that an earlier node has stored in the data directory for the command line.
+func storedKey(t *testing.T, dir string) string {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Join(dir, "client.json"))
 	var known struct {
@@ -109,20 +109,20 @@ func knownKey(t *testing.T, dir string) string {
 		err = json.Unmarshal(data, &known)
 	}
 	if err != nil {
-		t.Fatalf("the node gave no key: %v", err)
+		t.Fatalf("no stored API key: %v", err)
 	}
 	return known.Key
 }
 
-// elsewhere are variants whose packages come from where only the machine's configuration can say.
-var elsewhere = []string{"base.ubuntu-24.04", "postgres-16.ubuntu-24.04", "postgres-16.pgdg"}
+// externalVariants are the variants whose package source has to be configured on the host.
+var externalVariants = []string{"base.ubuntu-24.04", "postgres-16.ubuntu-24.04", "postgres-16.pgdg"}
 
-// TestTemplates bakes every template, and its check runs a second time, in a machine restored from the bake.
+// TestTemplates bakes every template and runs its check in a sandbox restored from the bake.
 func TestTemplates(t *testing.T) {
 	cl := node(t)
 	all, err := cl.Templates.List(t.Context())
 	if err != nil || len(all) < 6 {
-		t.Fatalf("%d templates, %v", len(all), err)
+		t.Fatalf("List() returned %d templates, %v, want at least 6", len(all), err)
 	}
 	names := []string{
 		"base",
@@ -133,10 +133,10 @@ func TestTemplates(t *testing.T) {
 		"claude-agent",
 		"postgres-16.debian-13",
 	}
-	for _, name := range append(names, elsewhere...) {
+	for _, name := range append(names, externalVariants...) {
 		t.Run(name, func(t *testing.T) {
 			const params = "PANDASTACK_TEMPLATES_PARAMS"
-			if slices.Contains(elsewhere, name) && !strings.Contains(os.Getenv(params), name+".") {
+			if slices.Contains(externalVariants, name) && !strings.Contains(os.Getenv(params), name+".") {
 				t.Skipf("probe source: %s names none for the packages of %s", params, name)
 			}
 			ctx, cancel := context.WithTimeout(t.Context(), bakeLimit)
@@ -147,21 +147,22 @@ func TestTemplates(t *testing.T) {
 			}
 			baked, err := cl.Templates.Get(ctx, name)
 			if err != nil || baked.SizeBytes <= 0 || baked.SizeBytes >= baked.ApparentBytes {
-				t.Errorf("takes %d bytes of %d: %v", baked.SizeBytes, baked.ApparentBytes, err)
+				t.Errorf("disk usage %d bytes, apparent size %d (%v); want a usage above 0 and below the apparent size",
+					baked.SizeBytes, baked.ApparentBytes, err)
 			}
 			t.Logf(
-				"baked in %v, takes %d MiB of %d",
+				"baked in %v, disk usage %d MiB, apparent size %d MiB",
 				time.Since(began).Round(time.Second),
 				baked.SizeBytes>>20,
 				baked.ApparentBytes>>20,
 			)
-			prove(t, cl, name)
+			runCheck(t, cl, name)
 		})
 	}
 }
 
-// prove runs a template's check in a sandbox of it.
-func prove(t *testing.T, cl *client.Client, name string) {
+// runCheck runs the check of a template in a new sandbox.
+func runCheck(t *testing.T, cl *client.Client, name string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), checkLimit)
 	defer cancel()
@@ -175,10 +176,10 @@ func prove(t *testing.T, cl *client.Client, name string) {
 		}
 	}()
 	if box.BootMode != "snapshot" {
-		t.Errorf("the sandbox came to life by %q, want a restore", box.BootMode)
+		t.Errorf("boot mode = %q, want snapshot", box.BootMode)
 	}
 	if name == "code-interpreter" {
-		cell(ctx, t, cl, box.ID)
+		checkFirstCell(ctx, t, cl, box.ID)
 	}
 	res, err := cl.Sandboxes.Exec(
 		ctx,
@@ -186,16 +187,16 @@ func prove(t *testing.T, cl *client.Client, name string) {
 		api.ExecRequest{Cmd: recipe.CheckPath, TimeoutSeconds: checkLimit.Seconds()},
 	)
 	if err != nil || res.ExitCode != 0 {
-		t.Fatalf("check: %d, %v\n%s%s", res.ExitCode, err, res.Stdout, res.Stderr)
+		t.Fatalf("check: exit code %d, %v, want 0\n%s%s", res.ExitCode, err, res.Stdout, res.Stderr)
 	}
 	t.Log(strings.TrimSpace(res.Stdout))
 	if strings.HasPrefix(name, "postgres-16") {
-		clusters(ctx, t, cl, box.ID)
+		checkPostgresCopies(ctx, t, cl, box.ID)
 	}
 }
 
-// clusters wants a sandbox and its fork to have a cluster each, and a hibernation to keep it.
-func clusters(ctx context.Context, t *testing.T, cl *client.Client, id api.SandboxID) {
+// checkPostgresCopies checks that a sandbox and its fork have separate database clusters that survive hibernation.
+func checkPostgresCopies(ctx context.Context, t *testing.T, cl *client.Client, id api.SandboxID) {
 	t.Helper()
 	sql := func(id api.SandboxID, text string) string {
 		t.Helper()
@@ -205,7 +206,7 @@ func clusters(ctx context.Context, t *testing.T, cl *client.Client, id api.Sandb
 			api.ExecRequest{Cmd: "psql -XqAt -v ON_ERROR_STOP=1 postgres -c \"" + text + "\"", TimeoutSeconds: 120},
 		)
 		if err != nil || res.ExitCode != 0 {
-			t.Fatalf("%s: %d, %v\n%s%s", text, res.ExitCode, err, res.Stdout, res.Stderr)
+			t.Fatalf("%s: exit code %d, %v, want 0\n%s%s", text, res.ExitCode, err, res.Stdout, res.Stderr)
 		}
 		return strings.TrimSpace(res.Stdout)
 	}
@@ -231,13 +232,13 @@ func clusters(ctx context.Context, t *testing.T, cl *client.Client, id api.Sandb
 	sql(id, "checkpoint")
 	for of, want := range map[api.SandboxID]string{id: "both parent", child: "both child"} {
 		if got := sql(of, "select string_agg(name, ' ' order by name) from who"); got != want {
-			t.Errorf("cluster of %s holds %q, want %q", of, got, want)
+			t.Errorf("rows in the cluster of %s = %q, want %q", of, got, want)
 		}
 	}
 }
 
-// cell checks that the template's context runs a cell, and that no cell has run in it before.
-func cell(ctx context.Context, t *testing.T, cl *client.Client, id api.SandboxID) {
+// checkFirstCell checks that the template's context runs a cell, and that no cell has run in it before.
+func checkFirstCell(ctx context.Context, t *testing.T, cl *client.Client, id api.SandboxID) {
 	t.Helper()
 	res, err := cl.Sandboxes.RunCell(
 		ctx,
