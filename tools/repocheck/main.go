@@ -22,7 +22,6 @@ func run(args []string, stdout, stderr io.Writer) int {
 	flags.SetOutput(stderr)
 	root := flags.String("root", ".", "directory that holds go.mod")
 	show := flags.Bool("show", false, "print the exceptions that the imports of the code need")
-	prose := flags.Bool("language", false, "check the language of comments and documents, too")
 	if err := flags.Parse(args); err != nil {
 		return 2
 	}
@@ -34,12 +33,6 @@ func run(args []string, stdout, stderr io.Writer) int {
 	if *show {
 		plan.show(tree, stdout)
 		return 0
-	}
-	if *prose {
-		findings = append(findings, tree.language...)
-		for _, dir := range tree.dirs() {
-			findings = append(findings, tree.packages[dir].summaries()...)
-		}
 	}
 	for _, f := range findings {
 		fmt.Fprintln(stdout, f)
@@ -68,8 +61,10 @@ func check(root string) ([]finding, *tree, *plan, error) {
 	found = append(found, p.compare(t)...)
 	for _, dir := range t.dirs() {
 		found = append(found, t.packages[dir].findings()...)
+		found = append(found, t.packages[dir].summaries()...)
 	}
 	found = append(found, t.words...)
+	found = append(found, t.language...)
 	broken, err := promises(root, t)
 	if err != nil {
 		return nil, nil, nil, err

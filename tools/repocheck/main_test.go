@@ -172,6 +172,41 @@ func TestRules(t *testing.T) {
 			`allow tools/repocheck/allow.txt: "panic a/a.go" excuses nothing`,
 		},
 		{"word", "", map[string]string{"README.md": "text\nTO" + "DO later\n"}, "word README.md: line 2 holds"},
+		{
+			"banned-word", "layer l a:\n", map[string]string{
+				"a/a.go": "// Package a.\npackage a\n\n// f is " + "to" + "ld.\nfunc f() {}\n",
+			},
+			`language a/a.go: line 4 uses "tol` + `d"`,
+		},
+		{
+			"banned-word-in-markdown",
+			"",
+			map[string]string{"README.md": "as " + "who" + "ever asks\n"},
+			"language README.md: line 1 uses",
+		},
+		{
+			"long-line", "layer l a:\n", map[string]string{
+				"a/a.go": "// Package a.\npackage a\n\n// " + strings.Repeat("x", 120) + "\n",
+			},
+			"line-length a/a.go: line 4 has 123 columns, 120 at most",
+		},
+		{
+			"file-name", "layer l a:\n", map[string]string{
+				"a/others_test.go": "package a\n", "a/a.go": "// Package a.\npackage a\n",
+			},
+			"file-name a/others_test.go: the name does not say what is in the file",
+		},
+		{
+			"no-doc", "layer l a:\n", map[string]string{"a/a.go": "// Package a.\npackage a\n\nfunc F() {}\n"},
+			"doc a/a.go:F: has no doc comment",
+		},
+		{
+			"long-summary", "layer l a:\n",
+			map[string]string{
+				"a/a.go": "// Package a.\npackage a\n\n// F " + strings.Repeat("is ", 34) + "it.\nfunc F() {}\n",
+			},
+			"doc a/a.go:F: the first sentence of the doc comment has 107 characters, 100 at most",
+		},
 		{"promise", "layer l internal/a:\n", promise("`internal/a` TestX, TestY...; `internal` TestX"), ""},
 		{
 			"promise-of-no-test",
