@@ -22,8 +22,10 @@ func TestConsoleTail(t *testing.T) {
 				strings.Repeat("; [    3.9]  do_exit+0x9a3/0xaf0", 5),
 		},
 		"agent_last": {"pandastack-guest: no disk\nbye\n", "pandastack-guest: no disk; bye"},
-		"one_line":   {"pandastack-guest: Kernel panic\n" + "a\nb\nc\nd\ne\n", "pandastack-guest: Kernel panic; a; b; c; d; e"},
-		"rune_cut":   {strings.Repeat("x", 199) + "€", strings.Repeat("x", 199)},
+		"one_line": {
+			"pandastack-guest: Kernel panic\n" + "a\nb\nc\nd\ne\n", "pandastack-guest: Kernel panic; a; b; c; d; e",
+		},
+		"rune_cut": {strings.Repeat("x", 199) + "€", strings.Repeat("x", 199)},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if got := vmm.ConsoleTail([]byte(c.console)); got != c.want {

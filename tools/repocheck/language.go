@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"fmt"
 	"go/ast"
-	"go/doc"
 	"go/token"
 	"path"
 	"regexp"
@@ -105,7 +104,7 @@ func (p *pkg) summaries() []finding {
 				}
 			}
 			subject := f.name + ":" + name.Name
-			switch n := utf8.RuneCountInString(new(doc.Package).Synopsis(text)); {
+			switch n := utf8.RuneCountInString(firstSentence(text)); {
 			case n == 0:
 				found = append(found, finding{"doc", subject, "has no doc comment"})
 			case n > maxSummary:
@@ -136,6 +135,17 @@ func (p *pkg) summaries() []finding {
 		}
 	}
 	return found
+}
+
+// sentenceEnd matches the end of a sentence or paragraph.
+var sentenceEnd = regexp.MustCompile(`[.:](\s|$)|\n\n`)
+
+// firstSentence returns the first sentence of a doc comment on one line.
+func firstSentence(text string) string {
+	if end := sentenceEnd.FindStringIndex(text); end != nil {
+		text = text[:end[0]+1]
+	}
+	return strings.Join(strings.Fields(text), " ")
 }
 
 // receiver returns the name of the type that a method belongs to.

@@ -43,6 +43,7 @@ func machineOf(host hostapi.HostID, v machine.View) hostapi.Machine {
 // eventOf returns an event of a machine as the contract describes it.
 func eventOf(e machine.Event) hostapi.Event {
 	return hostapi.Event{
-		Time: e.Time, Machine: e.Machine, Type: e.Type, Reason: e.Reason, OutOfMemory: e.OutOfMemory, Console: e.Console,
+		Time: e.Time, Machine: e.Machine, Type: e.Type, Reason: e.Reason,
+		OutOfMemory: e.OutOfMemory, Console: e.Console,
 	}
 }
