@@ -30,7 +30,7 @@ func (n *node) driver(ctx context.Context) (vmm.Driver, error) {
 			HotplugDisks:     c.HotplugDisks,
 		})
 		if err != nil {
-			return nil, fmt.Errorf("Firecracker: %w", err)
+			return nil, fmt.Errorf("open the Firecracker driver: %w", err)
 		}
 		return d, nil
 	}

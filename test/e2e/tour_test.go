@@ -64,8 +64,8 @@ func tourExec(t *testing.T, n *node, id string) {
 	if r.code != 3 || !strings.Contains(r.stdout, "in a 42 terminal") {
 		t.Errorf("shell: exit %d, %q, %s; want 3 and the output of echo", r.code, r.stdout, r.stderr)
 	}
-	if r := n.cli("sandbox", "metrics", id); r.code != 0 || !strings.Contains(r.stdout, "memory inside") {
-		t.Errorf("metrics: exit %d, %s%s; want 0 and the memory inside", r.code, r.stdout, r.stderr)
+	if r := n.cli("sandbox", "metrics", id); r.code != 0 || !strings.Contains(r.stdout, "memory in the guest") {
+		t.Errorf("metrics: exit %d, %s%s; want 0 and the memory in the guest", r.code, r.stdout, r.stderr)
 	}
 }
 
