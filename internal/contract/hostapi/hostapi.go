@@ -114,7 +114,7 @@ type Child struct {
 // ForkResult is the result of one child.
 type ForkResult struct {
 	Machine Machine
-	Err     error // nil: it runs. A child that failed leaves nothing behind. EncodeError carries it over a wire
+	Err     *Error // nil: it runs. A child that failed leaves nothing behind
 }
 
 // Machine is one machine as its host sees it.

@@ -193,11 +193,13 @@ func (s *Service) finishFork(
 	ids := []api.SandboxID{}
 	for i := range children {
 		r := &children[i]
-		err := errors.New("the host returned no result for this child")
-		if i < len(forked) {
+		var err error
+		switch {
+		case i >= len(forked):
+			err = errors.New("the host returned no result for this child")
+		case forked[i].Err != nil:
 			err = forked[i].Err
-		}
-		if err == nil {
+		default:
 			err = s.markRunning(ctx, r, forked[i].Machine)
 		}
 		if err == nil {

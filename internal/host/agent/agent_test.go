@@ -227,7 +227,9 @@ func TestSnapshots(t *testing.T) {
 	}
 	forked, err := w.host.Fork(t.Context(), hostapi.Fork{Parent: "b", Children: []hostapi.Child{{ID: "c"}}})
 	w.must(err)
-	w.must(forked[0].Err)
+	if forked[0].Err != nil {
+		t.Fatal(forked[0].Err)
+	}
 	if got := w.run("c", "cat /tmp/file"); got != "kept" {
 		t.Errorf("child reads %q", got)
 	}
