@@ -309,7 +309,7 @@ func checkFollowEvents(t *testing.T, w *fixture) {
 		err,
 		stop,
 	) {
-		t.Errorf("follow answers %v, want what yield answered", err)
+		t.Errorf("follow returned %v, want the error of yield", err)
 	}
 }
 

@@ -123,7 +123,7 @@ func TestCreateRefuses(t *testing.T) {
 		hostapi.ErrUnsupported: api.Unsupported, errors.New("/secret/path broke"): api.Internal} {
 		w.host.Fail("create", fmt.Errorf("host: %w", host))
 		_, err = w.Create(ctx, alice, api.CreateRequest{})
-		if e := wantCode(t, err, code, "host answers "+host.Error()); strings.Contains(e.Message, "/secret") {
+		if e := wantCode(t, err, code, "host returned "+host.Error()); strings.Contains(e.Message, "/secret") {
 			t.Errorf("message %q tells what is the host's", e.Message)
 		}
 	}

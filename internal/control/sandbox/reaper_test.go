@@ -242,7 +242,7 @@ func TestTombstonesExpire(t *testing.T) {
 		if again := w.create(alice, api.CreateRequest{IdempotencyKey: "k"}); again.ID != s.ID ||
 			again.Status != api.Deleted ||
 			again.EndReason != "deleted" {
-			t.Errorf("the same request answers %+v, want the sandbox that ended", again)
+			t.Errorf("the same request returned %+v, want the sandbox that ended", again)
 		}
 		advance(2 * time.Hour)
 		if next := w.create(alice, api.CreateRequest{IdempotencyKey: "k", Persistent: true}); next.ID == s.ID {

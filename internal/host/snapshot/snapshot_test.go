@@ -150,7 +150,7 @@ func TestNameIsTakenOnce(t *testing.T) {
 
 func TestHeldFilesOutliveDeletion(t *testing.T) {
 	for _, restarted := range []bool{false, true} {
-		t.Run(fmt.Sprintf("anew=%v", restarted), func(t *testing.T) {
+		t.Run(fmt.Sprintf("restarted=%v", restarted), func(t *testing.T) {
 			dir := t.TempDir()
 			s := open(t, dir)
 			snap := commit(t, s, snapshot.Snapshot{Ref: "snapshots/x"})

@@ -447,7 +447,7 @@ type failing struct{ err error }
 func (f failing) Read([]byte) (int, error) { return 0, f.err }
 
 func TestCanceled(t *testing.T) {
-	cause := errors.New("told to stop")
+	cause := errors.New("asked to stop")
 	f := image(t)
 	ctx, cancel := context.WithCancelCause(t.Context())
 	b := stream(t, ent{name: "a", data: "x"}, ent{name: "b", data: "x"})

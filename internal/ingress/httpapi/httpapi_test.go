@@ -12,7 +12,7 @@ import (
 	"github.com/pandastack/pandastack/internal/ingress/httpapi"
 )
 
-var update = flag.Bool("update", false, "write the OpenAPI document anew")
+var update = flag.Bool("update", false, "rewrite the OpenAPI document")
 
 // document is the path of the OpenAPI document.
 const document = "../../../docs/openapi.json"
@@ -136,7 +136,7 @@ func TestEveryRouteDeniesAStranger(t *testing.T) {
 			nobodys := w.ask(rt, api.NewSandboxID(), api.NewSnapshotID(), as(keyStranger))
 			if a, b := theirs.failed(t), nobodys.failed(t); a.Code != api.NotFound || b.Code != api.NotFound {
 				t.Errorf(
-					"another workspace's: %s %q, nobody's: %s %q, want not_found twice",
+					"sandbox of another workspace: %s %q, unknown sandbox: %s %q, want not_found twice",
 					a.Code,
 					a.Message,
 					b.Code,

@@ -20,7 +20,7 @@ func Spec(version string) ([]byte, error) {
 		OpenAPI: "3.1.0",
 		Info: &huma.Info{
 			Title: "PandaStack", Version: version,
-			Description: "Sandboxes for code that nobody trusts yet. Every answer that is not 2xx is an Error.",
+			Description: "Sandboxes for untrusted code. Every response that is not 2xx is an Error.",
 			License:     &huma.License{Name: "Apache-2.0", Identifier: "Apache-2.0"},
 		},
 		Components: &huma.Components{

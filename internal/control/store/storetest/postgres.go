@@ -84,7 +84,7 @@ func unprivileged(t *testing.T, dir string) *syscall.SysProcAttr {
 		attr.Credential = &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}
 		return attr
 	}
-	t.Skip("probe postgres: no user postgres or nobody to run PostgreSQL as")
+	t.Skip("probe postgres: neither user postgres nor user nobody exists to run PostgreSQL")
 	return nil
 }
 

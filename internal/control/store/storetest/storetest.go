@@ -547,6 +547,6 @@ func lastSeen(t *testing.T, db *store.DB) {
 		t.Errorf("processes of all: %+v, %v", all, err)
 	}
 	if _, err := db.Read().LastSeen(ctx, "nobody"); !errors.Is(err, store.ErrNotFound) {
-		t.Errorf("seen of nobody: %v, want ErrNotFound", err)
+		t.Errorf("LastSeen of an unknown sandbox = %v, want ErrNotFound", err)
 	}
 }
