@@ -45,7 +45,7 @@ func TestEgress(t *testing.T) {
 	}
 	refused(a.ID, "created")
 	got, err := l.Fork(t.Context(), hostapi.Fork{Parent: a.ID, Children: []hostapi.Child{{ID: "egress2"}}})
-	if err != nil || got[0].Err != nil {
+	if err != nil || got[0].Err() != nil {
 		t.Fatal(err, got)
 	}
 	refused("egress2", "forked")

@@ -22,8 +22,8 @@ func (l *lab) fork(t *testing.T, parent hostapi.MachineID, ids ...hostapi.Machin
 		t.Fatal(err)
 	}
 	for _, f := range got {
-		if f.Err != nil {
-			t.Fatal(f.Err)
+		if err := f.Err(); err != nil {
+			t.Fatal(err)
 		}
 		t.Logf("%s: %s in %v: %v", f.Machine.ID, f.Machine.BootMode, f.Machine.Boot, f.Machine.Phases)
 		t.Cleanup(func() { destroy(t, f.Machine.ID) })

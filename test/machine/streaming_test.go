@@ -173,7 +173,7 @@ func testStreaming(t *testing.T, template hostapi.TemplateName, fill, use string
 	wait(t, "a kept trace", func() bool { return hasTrace(t, store) })
 	// A fork waits until everything is downloaded.
 	forked, err := l.Fork(t.Context(), hostapi.Fork{Parent: "unknown", Children: []hostapi.Child{{ID: "child"}}})
-	if err != nil || forked[0].Err != nil {
+	if err != nil || forked[0].Failure != nil {
 		t.Fatal(forked, err)
 	}
 	t.Cleanup(func() { destroy(t, "child") })

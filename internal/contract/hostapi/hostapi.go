@@ -114,7 +114,15 @@ type Child struct {
 // ForkResult is the result of one child.
 type ForkResult struct {
 	Machine Machine
-	Err     *Error // nil: it runs. A child that failed leaves nothing behind
+	Failure *Error // nil: it runs. A child that failed leaves nothing behind
+}
+
+// Err returns why there is no child, or nil. Unlike Failure it can be compared with nil as an error.
+func (r ForkResult) Err() error {
+	if r.Failure == nil {
+		return nil
+	}
+	return r.Failure
 }
 
 // Machine is one machine as its host sees it.

@@ -197,8 +197,8 @@ func (s *Service) finishFork(
 		switch {
 		case i >= len(forked):
 			err = errors.New("the host returned no result for this child")
-		case forked[i].Err != nil:
-			err = forked[i].Err
+		case forked[i].Failure != nil:
+			err = forked[i].Err()
 		default:
 			err = s.markRunning(ctx, r, forked[i].Machine)
 		}

@@ -227,8 +227,8 @@ func TestSnapshots(t *testing.T) {
 	}
 	forked, err := w.host.Fork(t.Context(), hostapi.Fork{Parent: "b", Children: []hostapi.Child{{ID: "c"}}})
 	w.must(err)
-	if forked[0].Err != nil {
-		t.Fatal(forked[0].Err)
+	if err := forked[0].Err(); err != nil {
+		t.Fatal(err)
 	}
 	if got := w.run("c", "cat /tmp/file"); got != "kept" {
 		t.Errorf("child reads %q", got)

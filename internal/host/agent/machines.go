@@ -58,7 +58,7 @@ func (h *Host) Fork(ctx context.Context, req hostapi.Fork) ([]hostapi.ForkResult
 	}
 	out := make([]hostapi.ForkResult, len(all))
 	for i, r := range all {
-		if out[i].Err = hostapi.EncodeError(r.Err); r.Err == nil {
+		if out[i].Failure = hostapi.EncodeError(r.Err); r.Err == nil {
 			out[i].Machine = machineOf(h.id, r.Machine)
 		}
 	}

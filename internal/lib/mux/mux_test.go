@@ -235,7 +235,11 @@ func TestHelloEndsTheSessionBefore(t *testing.T) {
 	e, _ := serve(t, guest)
 	old := NewHost(keepOpen{host}, Hello{Nonce: [16]byte{1}}, false)
 	ctx := within(t)
-	if _, err := old.Open(ctx, []byte("x"), false); err != nil {
+	st, err := old.Open(ctx, []byte("x"), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := st.Recv(ctx); err != nil { // the guest has the stream
 		t.Fatal(err)
 	}
 	if err := old.Greeted(ctx); err != nil {

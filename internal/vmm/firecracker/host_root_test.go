@@ -303,7 +303,7 @@ func TestHotplugMemory(t *testing.T) {
 	}
 	forked, err := a.host.Fork(t.Context(), hostapi.Fork{Parent: "large", Children: []hostapi.Child{{ID: "child"}}})
 	a.must(err)
-	a.must(forked[0].Err)
+	a.must(forked[0].Err())
 	if forked[0].Machine.MemoryMiB != 128 {
 		t.Errorf("the child has %d MiB, want 128", forked[0].Machine.MemoryMiB)
 	}
@@ -394,7 +394,7 @@ func (s *testHost) testStreaming() {
 		hostapi.Fork{Parent: "child", Children: []hostapi.Child{{ID: "grand"}}},
 	) // everything is downloaded by then
 	s.must(err)
-	s.must(forked[0].Err)
+	s.must(forked[0].Err())
 	if got := s.run("grand", "cat word"); got != "hello" {
 		t.Errorf("the child printed %q, want \"hello\"", got)
 	}

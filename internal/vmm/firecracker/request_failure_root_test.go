@@ -280,12 +280,7 @@ func TestFakePrograms(t *testing.T) {
 		t.Error(err)
 	}
 	w.nothingLeft(t, spec)
-	p, err := proc.Start(
-		proc.Command{Path: "/bin/sleep", Args: []string{"1000"}, Env: []string{"PANDASTACK_MONITOR=" + dir}},
-	)
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := vmmtest.StartUnrecorded(t, dir)
 	defer p.Release()
 	if err := d.Kill(t.Context(), spec); err != nil { // its record was never written
 		t.Fatal(err)

@@ -12,6 +12,7 @@ import (
 	"github.com/pandastack/pandastack/internal/lib/proc"
 	"github.com/pandastack/pandastack/internal/vmm"
 	"github.com/pandastack/pandastack/internal/vmm/qemu"
+	"github.com/pandastack/pandastack/internal/vmm/vmmtest"
 )
 
 // fakeQEMU creates a program that acts as QEMU: it prints a version if asked, and otherwise runs
@@ -161,12 +162,7 @@ func TestBadSpec(t *testing.T) {
 // monitor is found by its marker.
 func TestKillOfUnrecordedMonitor(t *testing.T) {
 	s := spec(t)
-	p, err := proc.Start(
-		proc.Command{Path: "/bin/sleep", Args: []string{"1000"}, Env: []string{"PANDASTACK_MONITOR=" + s.Dir}},
-	)
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := vmmtest.StartUnrecorded(t, s.Dir)
 	defer p.Release()
 	d := driver(t, qemu.Config{Binary: fakeQEMU(t, "exec sleep 1000")})
 	if err := d.Kill(t.Context(), s); err != nil {

@@ -253,13 +253,16 @@ func (h *Host) Fork(ctx context.Context, req hostapi.Fork) ([]hostapi.ForkResult
 
 func (h *Host) forkChild(p *machine, c hostapi.Child) hostapi.ForkResult {
 	if err := h.nextFault(h.failing, "child"); err != nil {
-		return hostapi.ForkResult{Err: hostapi.EncodeError(err)}
+		return hostapi.ForkResult{Failure: hostapi.EncodeError(err)}
+	}
+	failed := func(reason error) hostapi.ForkResult {
+		return hostapi.ForkResult{Failure: hostapi.EncodeError(fmt.Errorf("machine %s: %w", c.ID, reason))}
 	}
 	if _, ok := h.machines[c.ID]; ok {
-		return hostapi.ForkResult{Err: hostapi.EncodeError(fmt.Errorf("machine %s: %w", c.ID, hostapi.ErrExists))}
+		return failed(hostapi.ErrExists)
 	}
 	if h.running() >= h.maxRunning {
-		return hostapi.ForkResult{Err: hostapi.EncodeError(fmt.Errorf("machine %s: %w", c.ID, hostapi.ErrNoCapacity))}
+		return failed(hostapi.ErrNoCapacity)
 	}
 	env := c.Env
 	if env == nil {

@@ -101,8 +101,8 @@ func TestMachineLifecycle(t *testing.T) {
 	must(err)
 	children, err := h.Fork(ctx, hostapi.Fork{Parent: "a", Children: []hostapi.Child{{ID: "b"}}})
 	must(err)
-	if children[0].Err != nil {
-		t.Fatal(children[0].Err)
+	if err := children[0].Err(); err != nil {
+		t.Fatal(err)
 	}
 	must(h.Hibernate(ctx, "a"))
 	if _, err := g.Stat(ctx, "/f", ""); !errors.Is(err, guestapi.ErrLost) {
