@@ -138,6 +138,16 @@ func (r *Report) Table(w io.Writer) error {
 	return nil
 }
 
+// Missing returns an error that lists the groups of series that could not be measured, or nil.
+func (r *Report) Missing() error {
+	if len(r.Skipped) == 0 {
+		return nil
+	}
+	names := slices.Sorted(maps.Keys(r.Skipped))
+	return fmt.Errorf("not measured: %s; the report has the reasons, and --only measures other groups",
+		strings.Join(names, ", "))
+}
+
 // targets returns the number of targets that were met, and the names of the series that missed theirs.
 func (r *Report) targets() (met int, missed []string) {
 	for _, s := range r.Series {

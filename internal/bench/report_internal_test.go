@@ -70,6 +70,18 @@ func TestTargets(t *testing.T) {
 	}
 }
 
+// TestMissing checks that a run in which a group was not measured fails and names the group.
+func TestMissing(t *testing.T) {
+	r := &Report{}
+	if err := r.Missing(); err != nil {
+		t.Errorf("Missing() = %v, want nil", err)
+	}
+	r.Skipped = map[string]string{"stream": "prefix in use", "runc": "not installed"}
+	if err := r.Missing(); err == nil || !strings.Contains(err.Error(), "runc, stream") {
+		t.Errorf("Missing() = %v, want both groups", err)
+	}
+}
+
 func TestGroups(t *testing.T) {
 	if err := CheckGroups(Groups()); err != nil {
 		t.Error(err)

@@ -69,7 +69,8 @@ func (a *app) bench() *cobra.Command {
 		Short: "Benchmark a node over HTTP, with a cold boot and a container for comparison",
 		Long: "Benchmark the configured node, or one that is started for this command, over HTTP. The table\n" +
 			"compares with the targets of SPECIFICATION.md; --json and --output write every value. Measure on a\n" +
-			"quiet machine: the report has the load at the start of the run.",
+			"quiet machine: the report has the load at the start of the run. The command fails if a group of\n" +
+			"series could not be measured.",
 		Args: cobra.NoArgs,
 	}
 	f := c.Flags()
@@ -123,7 +124,7 @@ func (a *app) bench() *cobra.Command {
 		if report == nil {
 			return err
 		}
-		return errors.Join(err, a.report(report, output))
+		return errors.Join(err, a.report(report, output), report.Missing())
 	}
 	return c
 }

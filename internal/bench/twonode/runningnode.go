@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/client"
@@ -75,8 +76,22 @@ func (p *Pair) start(
 // slots is the number of network slots of each node.
 const slots = 16
 
-// prefixOf returns the network prefix of a node. It is short because network interface names are.
-func prefixOf(prefix, name string) string { return prefix[:min(len(prefix), 4)] + name }
+// prefixOf returns the network prefix of a node: never the prefix of the measured node, whose objects and user IDs it
+// would claim, and at most longestPrefix characters.
+func prefixOf(prefix, name string) string {
+	derived := prefix[:min(len(prefix), longestPrefix-len(name))] + name
+	if derived != prefix {
+		return derived
+	}
+	kept := prefix[:longestPrefix-len(name)-1]
+	if strings.HasPrefix(prefix[len(kept):], "x") {
+		return kept + "y" + name
+	}
+	return kept + "x" + name
+}
+
+// longestPrefix is the limit of network.prefix, because names of network interfaces are short.
+const longestPrefix = 8
 
 // stop stops a node and removes its data directory.
 func (n *runningNode) stop() error {
