@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"github.com/pandastack/pandastack/test/compat"
+	"github.com/pandastack/pandastack/test/nodelab"
 )
 
 // clientLimit is how long a client's installation, or its whole scenario, may take on a busy machine.
@@ -97,7 +98,7 @@ func (p published) dir(t *testing.T) string {
 		"-" + p.version + "-" + strings.ToLower(
 		p.registry(),
 	)
-	return filepath.Join(repository(t), ".cache", "clients", name)
+	return filepath.Join(nodelab.Repository(t), ".cache", "clients", name)
 }
 
 // TestPublishedClients runs unmodified published clients against a real node. Every operation of a scenario is a
@@ -112,19 +113,19 @@ func TestPublishedClients(t *testing.T) {
 	installed := installAll(t)
 	port := freePort(t)
 	public := net.JoinHostPort("panda.test", port) // the host name that names.cjs and tunnel resolve
-	dir := dataDir(t)
-	n := start(t, dir, "--tls-listen", net.JoinHostPort("127.0.0.1", port), "--public-url", "https://"+public)
-	n.bake("base")
-	n.bake("mini") // base image of the clients' builds
+	dir := nodelab.DataDir(t)
+	n := nodelab.Start(t, dir, "--tls-listen", net.JoinHostPort("127.0.0.1", port), "--public-url", "https://"+public)
+	n.Bake("base")
+	n.Bake("mini") // base image of the clients' builds
 	for _, name := range []string{"e2e-builder", "sdk-built", "sdk-failing", "sdk-python"} {
-		n.cli("template", "delete", name) // may be left over from a failed test
-		defer n.cli("template", "delete", name)
+		n.CLI("template", "delete", name) // may be left over from a failed test
+		defer n.CLI("template", "delete", name)
 	}
-	w := &clientSetup{node: n, public: public, tunnel: tunnel(t)}
+	w := &clientSetup{Node: n, public: public, tunnel: tunnel(t)}
 	if w.slow = os.Getenv("PANDASTACK_TEST_SLOW") != ""; w.slow {
-		n.bake("code-interpreter")
+		n.Bake("code-interpreter")
 	}
-	defer n.clean() // not every client deletes what it made
+	defer n.Clean() // not every client deletes what it made
 	if !w.slow {
 		w.packages = packages(t, n)
 	}
@@ -149,7 +150,7 @@ func TestPublishedClients(t *testing.T) {
 
 // clientSetup is the node that the clients are run against, with what they share.
 type clientSetup struct {
-	*node
+	*nodelab.Node
 	public   string                 // public host name and port of the node
 	tunnel   string                 // address of a proxy that resolves the node's host names
 	packages func() (string, error) // waits for the tar of packages that template base lacks
@@ -246,7 +247,7 @@ func (p published) place(t *testing.T, dir string) {
 	for _, pattern := range []string{
 		"test/clients/*.mjs", "test/clients/*.cjs", "test/clients/*.py", "test/sdk/*.mjs", "test/sdk/*.py",
 	} {
-		files, err := filepath.Glob(filepath.Join(repository(t), pattern))
+		files, err := filepath.Glob(filepath.Join(nodelab.Repository(t), pattern))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -264,7 +265,7 @@ func (p published) place(t *testing.T, dir string) {
 
 // environment returns the environment variables that a user of the client would set.
 func (p published) environment(t *testing.T, w *clientSetup) []string {
-	key := w.accessKey()
+	key := w.AccessKey()
 	site := []string{
 		"PYTHONPATH=" + filepath.Join(p.dir(t), "site"),
 		"PYTHONDONTWRITEBYTECODE=1",
@@ -273,8 +274,8 @@ func (p published) environment(t *testing.T, w *clientSetup) []string {
 	if p.plain {
 		return append(
 			site,
-			"PANDASTACK_API="+w.url,
-			"PANDASTACK_API_URL="+w.url,
+			"PANDASTACK_API="+w.URL,
+			"PANDASTACK_API_URL="+w.URL,
 			"PANDASTACK_API_KEY="+key,
 			"PANDASTACK_TOKEN=",
 			"SDK_DIR=/tmp/sdk",
@@ -282,7 +283,7 @@ func (p published) environment(t *testing.T, w *clientSetup) []string {
 			"SDK_BUILD=mini",
 		)
 	}
-	authority := filepath.Join(w.dir, "tls", "ca.pem")
+	authority := filepath.Join(w.Dir, "tls", "ca.pem")
 	env := append(site, "E2B_API_KEY=e2b_"+strings.TrimPrefix(key, "pds_"), "E2B_DOMAIN="+w.public)
 	if p.registry() == "PyPI" {
 		return append(env, "SSL_CERT_FILE="+authority, "HTTPS_PROXY=http://"+w.tunnel, "NO_PROXY=")
@@ -340,7 +341,7 @@ func (p published) drive(t *testing.T, w *clientSetup) {
 	}
 	w.recordMu.Lock()
 	defer w.recordMu.Unlock()
-	if err := compat.Save(repository(t), r); err != nil {
+	if err := compat.Save(nodelab.Repository(t), r); err != nil {
 		t.Error(err)
 	}
 }

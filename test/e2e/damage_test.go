@@ -11,23 +11,25 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/pandastack/pandastack/test/nodelab"
 )
 
 // wantStartFailure starts a node that must exit with an error that contains each of the words.
 func wantStartFailure(t *testing.T, dir string, words []string, args ...string) {
 	t.Helper()
-	n, ended := launch(t, dir, args...)
+	n, ended := nodelab.Launch(t, dir, args...)
 	if !ended {
-		n.stop()
+		n.Stop()
 		t.Fatal("the node started, want an error")
 	}
-	text := n.log.String()
+	text := n.Log.String()
 	for _, w := range words {
 		if !strings.Contains(text, w) {
-			t.Errorf("log of the node = %q, want it to contain %q", tail(text), w)
+			t.Errorf("log of the node = %q, want it to contain %q", text, w)
 		}
 	}
-	if code := n.cmd.ProcessState.ExitCode(); code == 0 {
+	if code := n.Cmd.ProcessState.ExitCode(); code == 0 {
 		t.Error("exit code = 0, want a failure")
 	}
 }
@@ -65,14 +67,14 @@ func damage(t *testing.T, path string) {
 
 // TestMissingQEMU starts a node with a path of QEMU that does not exist.
 func TestMissingQEMU(t *testing.T) {
-	dir := dataDir(t)
+	dir := nodelab.DataDir(t)
 	wantStartFailure(t, dir, []string{"/nowhere/qemu", "setup"}, "--vmm-qemu", "/nowhere/qemu")
-	nothingLeft(t, dir)
+	nodelab.NothingLeft(t, dir)
 }
 
 // TestDamagedKernel starts a node with a guest kernel that differs from the installed one.
 func TestDamagedKernel(t *testing.T) {
-	dir := dataDir(t)
+	dir := nodelab.DataDir(t)
 	for _, name := range []string{"tuned/vmlinux", "distribution/vmlinuz"} {
 		path := filepath.Join(dir, "kernel", name)
 		if _, err := os.Stat(path); err != nil {
@@ -80,7 +82,7 @@ func TestDamagedKernel(t *testing.T) {
 		}
 		damage(t, path)
 		wantStartFailure(t, dir, []string{path, "setup"})
-		nothingLeft(t, dir)
+		nodelab.NothingLeft(t, dir)
 		return
 	}
 	t.Fatal("no guest kernel found; run make prepare")
@@ -89,9 +91,9 @@ func TestDamagedKernel(t *testing.T) {
 // TestDamagedTemplate creates a sandbox from a template with damaged device state: the create must fail, and succeed
 // once the state is restored.
 func TestDamagedTemplate(t *testing.T) {
-	dir := dataDir(t)
-	n := start(t, dir)
-	n.bake("mini")
+	dir := nodelab.DataDir(t)
+	n := nodelab.Start(t, dir)
+	n.Bake("mini")
 	found, err := filepath.Glob(filepath.Join(dir, "templates", "mini", "*", "*state*"))
 	if err != nil || len(found) == 0 {
 		found, err = filepath.Glob(filepath.Join(dir, "templates", "mini", "*", "*", "*state*"))
@@ -101,36 +103,36 @@ func TestDamagedTemplate(t *testing.T) {
 	}
 	t.Run("damaged", func(t *testing.T) {
 		damage(t, found[len(found)-1])
-		r := n.cli("sandbox", "create", "--template", "mini")
-		if r.code == 0 {
+		r := n.CLI("sandbox", "create", "--template", "mini")
+		if r.Code == 0 {
 			t.Fatal("create from a damaged template succeeded, want an error")
 		}
-		awaitMonitors(t, dir, 0, "after a create that failed")
+		nodelab.AwaitMonitors(t, dir, 0, "after a create that failed")
 	})
-	n.json(nil, "sandbox", "delete", n.create().ID)
-	n.stop()
-	nothingLeft(t, dir)
+	n.JSON(nil, "sandbox", "delete", n.Create().ID)
+	n.Stop()
+	nodelab.NothingLeft(t, dir)
 }
 
 // TestSmallDisk fills the disk of a small data directory. Operations must fail with a clear error and leave nothing
 // incomplete, and succeed when there is room again.
 func TestSmallDisk(t *testing.T) {
-	full := dataDir(t)
+	full := nodelab.DataDir(t)
 	dir := filepath.Join(filepath.Dir(full), "small")
 	clean := func() { // also removes what an interrupted run left
-		r := run(t, dir, nil, "--data-dir", dir, "setup", "--remove", "--yes")
-		if r.code != 0 {
-			t.Errorf("setup --remove: exit %d: %s", r.code, r.stderr)
+		r := nodelab.Run(t, dir, nil, "--data-dir", dir, "setup", "--remove", "--yes")
+		if r.Code != 0 {
+			t.Errorf("setup --remove: exit %d: %s", r.Code, r.Stderr)
 		}
-		if all := loopDevices(t, dir); len(all) > 0 {
+		if all := nodelab.LoopDevices(t, dir); len(all) > 0 {
 			t.Errorf("loop devices left over: %v, want none", all)
 		}
 	}
 	clean()
 	t.Setenv("PANDASTACK_CAPACITY_DISK_IMAGE_GIB", "3")
 	t.Setenv("PANDASTACK_CAPACITY_DISK_RESERVE_MIB", "256")
-	if r := run(t, dir, nil, "setup", "--yes"); r.code != 0 {
-		t.Fatalf("setup: exit %d: %s", r.code, r.stderr)
+	if r := nodelab.Run(t, dir, nil, "setup", "--yes"); r.Code != 0 {
+		t.Fatalf("setup: exit %d: %s", r.Code, r.Stderr)
 	}
 	t.Cleanup(clean)
 	for _, name := range []string{"cache", "bake"} { // saves downloads and a build
@@ -147,10 +149,10 @@ func TestSmallDisk(t *testing.T) {
 			}
 		}
 	}
-	n := start(t, dir)
-	n.bake("mini")
-	before := n.create("--persistent").ID
-	n.sh(before, "echo before >/tmp/x")
+	n := nodelab.Start(t, dir)
+	n.Bake("mini")
+	before := n.Create("--persistent").ID
+	n.Sh(before, "echo before >/tmp/x")
 	filler := filepath.Join(dir, "filler")
 	fillDisk(t, filler, dir)
 	for _, args := range [][]string{
@@ -159,18 +161,18 @@ func TestSmallDisk(t *testing.T) {
 		{"sandbox", "fork", before},
 		{"sandbox", "hibernate", before},
 	} {
-		r := n.cli(args...)
-		if r.code != 10 || !strings.Contains(r.stderr, "disk") && !strings.Contains(r.stderr, "space") {
-			t.Errorf("%s on a full disk: exit %d, %s; want 10 and an error about the disk", args[1], r.code, r.stderr)
+		r := n.CLI(args...)
+		if r.Code != 10 || !strings.Contains(r.Stderr, "disk") && !strings.Contains(r.Stderr, "space") {
+			t.Errorf("%s on a full disk: exit %d, %s; want 10 and an error about the disk", args[1], r.Code, r.Stderr)
 		}
 	}
-	if got := n.sh(before, "cat /tmp/x"); got != "before" {
+	if got := n.Sh(before, "cat /tmp/x"); got != "before" {
 		t.Errorf("file in the sandbox on a full disk = %q, want before", got)
 	}
 	if err := os.Remove(filler); err != nil {
 		t.Fatal(err)
 	}
-	eventually(
+	nodelab.Eventually(
 		t,
 		"the space of a removed file is free",
 		func() error { // the file system frees it in the background
@@ -180,13 +182,13 @@ func TestSmallDisk(t *testing.T) {
 			return nil
 		},
 	)
-	n.json(nil, "sandbox", "hibernate", before)
-	if got := n.sh(before, "cat /tmp/x"); got != "before" {
+	n.JSON(nil, "sandbox", "hibernate", before)
+	if got := n.Sh(before, "cat /tmp/x"); got != "before" {
 		t.Errorf("file in the sandbox with enough room = %q, want before", got)
 	}
-	n.json(nil, "sandbox", "delete", "--all")
-	n.stop()
-	nothingLeft(t, dir)
+	n.JSON(nil, "sandbox", "delete", "--all")
+	n.Stop()
+	nodelab.NothingLeft(t, dir)
 }
 
 // fillDisk creates a file that leaves 128 MiB free on the file system of dir.

@@ -25,6 +25,7 @@ import (
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
 	"github.com/pandastack/pandastack/internal/ingress/proxy"
+	"github.com/pandastack/pandastack/test/nodelab"
 )
 
 // devServer is a JavaScript development server with the default configuration of a new project.
@@ -99,7 +100,7 @@ func TestDevServers(t *testing.T) {
 	if _, err := exec.LookPath("npm"); err != nil {
 		t.Skip("probe npm: it is not installed on this host")
 	}
-	place := filepath.Join(repository(t), ".cache", "clients", "devservers")
+	place := filepath.Join(nodelab.Repository(t), ".cache", "clients", "devservers")
 	tools := published{client: "vite", version: "7.1.12", more: devPackages[1:]}
 	if err := tools.install(t.Context(), place); err != nil {
 		t.Fatal(err)
@@ -118,7 +119,7 @@ func (d devServer) check(t *testing.T, place, front string) {
 	port := d.start(t, place)
 	host := port + "-sbxdev.panda.example.org"
 	page := ""
-	eventually(t, "the page", func() (err error) {
+	nodelab.Eventually(t, "the page", func() (err error) {
 		page, err = getPage(t, front, host, "/")
 		return err
 	})
@@ -137,7 +138,7 @@ func (d devServer) check(t *testing.T, place, front string) {
 		}
 		address += found[1]
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	ctx, cancel := context.WithTimeout(t.Context(), nodelab.Limit)
 	defer cancel()
 	c, _, err := websocket.Dial(ctx, "ws://"+front+address, &websocket.DialOptions{
 		Host: host, Subprotocols: d.protocols, HTTPHeader: http.Header{"Origin": {"http://" + host}},

@@ -21,6 +21,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
+
+	"github.com/pandastack/pandastack/test/nodelab"
 )
 
 // tiny is the only program of the test's root file system. As sh, it runs the commands true, echo, cat and serve.
@@ -154,30 +156,30 @@ func serveImage(t *testing.T, root []byte) string {
 // TestImages builds templates from an image in a registry, from a root file system, and from a Dockerfile with several
 // stages, and checks sandboxes of each.
 func TestImages(t *testing.T) {
-	dir := dataDir(t)
+	dir := nodelab.DataDir(t)
 	root := tinyRoot(t)
 	ref := serveImage(t, root)
 	host, _, _ := strings.Cut(ref, "/")
-	n := start(t, dir, "--build-insecure", host)
-	n.bake("mini")
+	n := nodelab.Start(t, dir, "--build-insecure", host)
+	n.Bake("mini")
 	for _, name := range []string{"e2eimage", "e2eroot", "e2estages"} {
-		n.cli("template", "delete", name) // may be left over from an earlier test
-		t.Cleanup(func() { n.cli("template", "delete", name) })
+		n.CLI("template", "delete", name) // may be left over from an earlier test
+		t.Cleanup(func() { n.CLI("template", "delete", name) })
 	}
 	build := func(args ...string) {
 		t.Helper()
-		if r := n.cli(append([]string{"template", "build"}, args...)...); r.code != 0 {
-			t.Fatalf("build %v: exit %d\n%s%s", args, r.code, r.stdout, r.stderr)
+		if r := n.CLI(append([]string{"template", "build"}, args...)...); r.Code != 0 {
+			t.Fatalf("build %v: exit %d\n%s%s", args, r.Code, r.Stdout, r.Stderr)
 		}
 	}
 	says := func(template, line, want string) {
 		t.Helper()
-		var s sandbox
-		n.json(&s, "sandbox", "create", "--template", template)
-		if got := n.sh(s.ID, line); got != want {
+		var s nodelab.Sandbox
+		n.JSON(&s, "sandbox", "create", "--template", template)
+		if got := n.Sh(s.ID, line); got != want {
 			t.Errorf("output of %q in a sandbox of %s = %q, want %q", line, template, got, want)
 		}
-		n.json(nil, "sandbox", "delete", s.ID)
+		n.JSON(nil, "sandbox", "delete", s.ID)
 	}
 	build("--name", "e2eimage", "--image", ref, "--disk", "256", "--memory", "128")
 	says("e2eimage", "echo $MADE", "image")
@@ -207,8 +209,8 @@ func TestImages(t *testing.T) {
 		"/srv/app\nuser\nroot\npanda\nwritten here\nuser\ntiny\nuser user\nuser user\nyes\n1",
 	)
 	for _, name := range []string{"e2eimage", "e2eroot", "e2estages"} {
-		n.json(nil, "template", "delete", name)
+		n.JSON(nil, "template", "delete", name)
 	}
-	n.stop()
-	nothingLeft(t, dir)
+	n.Stop()
+	nodelab.NothingLeft(t, dir)
 }

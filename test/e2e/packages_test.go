@@ -16,6 +16,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"github.com/pandastack/pandastack/test/nodelab"
 )
 
 // sciencePackages are the Python packages of template code-interpreter for charts and tables.
@@ -36,12 +38,12 @@ var sciencePackages = []string{
 
 // packages creates a tar of sciencePackages for the Python version of guests, in the background. The returned function
 // waits and returns its path.
-func packages(t *testing.T, n *node) func() (string, error) {
-	var box sandbox
-	n.json(&box, "sandbox", "create", "--template", "base")
-	version := n.sh(box.ID, `python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])'`)
-	n.json(nil, "sandbox", "delete", box.ID)
-	root := repository(t)
+func packages(t *testing.T, n *nodelab.Node) func() (string, error) {
+	var box nodelab.Sandbox
+	n.JSON(&box, "sandbox", "create", "--template", "base")
+	version := n.Sh(box.ID, `python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])'`)
+	n.JSON(nil, "sandbox", "delete", box.ID)
+	root := nodelab.Repository(t)
 	path := filepath.Join(root, ".cache", "clients", "packages-"+version+".tar")
 	var err error
 	var done sync.WaitGroup

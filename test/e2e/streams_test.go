@@ -14,6 +14,7 @@ import (
 
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/client"
+	"github.com/pandastack/pandastack/test/nodelab"
 )
 
 // The numbers of streams and lines of TestManyStreams, and of cuts of TestCutStream.
@@ -39,10 +40,10 @@ func numberedOutput(lines int) string {
 
 // TestManyStreams runs fifty commands that print concurrently in one sandbox, and checks the output of each.
 func TestManyStreams(t *testing.T) {
-	n := start(t, dataDir(t))
-	n.bake("mini")
-	box := n.create()
-	c, err := client.New(n.url, n.accessKey())
+	n := nodelab.Start(t, nodelab.DataDir(t))
+	n.Bake("mini")
+	box := n.Create()
+	c, err := client.New(n.URL, n.AccessKey())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -112,22 +113,22 @@ func (c *cutter) pass(from net.Conn) {
 
 // TestCutStream cuts the connection of a stream a hundred times, and checks that no byte is lost or repeated.
 func TestCutStream(t *testing.T) {
-	n := start(t, dataDir(t))
-	n.bake("mini")
-	box := n.create()
+	n := nodelab.Start(t, nodelab.DataDir(t))
+	n.Bake("mini")
+	box := n.Create()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	cut := &cutter{to: strings.TrimPrefix(n.url, "http://"), after: 6000}
+	cut := &cutter{to: strings.TrimPrefix(n.URL, "http://"), after: 6000}
 	t.Cleanup(func() { _ = l.Close(); cut.done.Wait() })
 	cut.done.Go(func() { cut.serve(l) })
-	direct, err := client.New(n.url, n.accessKey())
+	direct, err := client.New(n.URL, n.AccessKey())
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(direct.Close)
-	through, err := client.New("http://"+l.Addr().String(), n.accessKey())
+	through, err := client.New("http://"+l.Addr().String(), n.AccessKey())
 	if err != nil {
 		t.Fatal(err)
 	}

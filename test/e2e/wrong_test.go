@@ -8,46 +8,48 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/pandastack/pandastack/test/nodelab"
 )
 
 // TestPortTaken starts a node on a port that another program uses.
 func TestPortTaken(t *testing.T) {
-	dir := dataDir(t)
-	address := busyPort(t)
-	n, ended := launch(t, dir, "--listen", address)
+	dir := nodelab.DataDir(t)
+	address := nodelab.BusyPort(t)
+	n, ended := nodelab.Launch(t, dir, "--listen", address)
 	if !ended {
 		t.Fatal("the node started on a port in use, want an error")
 	}
-	if code := n.cmd.ProcessState.ExitCode(); code == 0 || !strings.Contains(n.log.String(), address) ||
-		!strings.Contains(n.log.String(), "in use") {
-		t.Errorf("exit %d, log %s; want a failure that names %s", code, n.log, address)
+	if code := n.Cmd.ProcessState.ExitCode(); code == 0 || !strings.Contains(n.Log.String(), address) ||
+		!strings.Contains(n.Log.String(), "in use") {
+		t.Errorf("exit %d, log %s; want a failure that names %s", code, n.Log, address)
 	}
-	nothingLeft(t, dir)
+	nodelab.NothingLeft(t, dir)
 }
 
 // TestTwoNodes starts a second node with the same data directory.
 func TestTwoNodes(t *testing.T) {
-	dir := dataDir(t)
-	first := start(t, dir)
-	second, ended := launch(t, dir)
+	dir := nodelab.DataDir(t)
+	first := nodelab.Start(t, dir)
+	second, ended := nodelab.Launch(t, dir)
 	if !ended {
 		t.Fatal("a second node started with the same data directory, want an error")
 	}
-	if !strings.Contains(second.log.String(), "another node") {
-		t.Errorf("log of the second node = %s, want an error about another node", second.log)
+	if !strings.Contains(second.Log.String(), "another node") {
+		t.Errorf("log of the second node = %s, want an error about another node", second.Log)
 	}
-	if r := first.cli("me"); r.code != 0 {
-		t.Errorf("me on the first node: exit %d, %s; want 0", r.code, r.stderr)
+	if r := first.CLI("me"); r.Code != 0 {
+		t.Errorf("me on the first node: exit %d, %s; want 0", r.Code, r.Stderr)
 	}
-	first.stop()
-	nothingLeft(t, dir)
+	first.Stop()
+	nodelab.NothingLeft(t, dir)
 }
 
 // TestBadRequests sends invalid requests and checks the error responses.
 func TestBadRequests(t *testing.T) {
-	dir := dataDir(t)
-	n := start(t, dir)
-	n.bake("mini")
+	dir := nodelab.DataDir(t)
+	n := nodelab.Start(t, dir)
+	n.Bake("mini")
 	for _, tt := range []struct {
 		name, method, path, body string
 		status                   int
@@ -69,25 +71,25 @@ func TestBadRequests(t *testing.T) {
 		{"wrong-method", "PUT", "/v1/sandboxes", "", http.StatusMethodNotAllowed, `"error"`},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			status, body := n.send(tt.method, tt.path, tt.body)
+			status, body := n.Send(tt.method, tt.path, tt.body)
 			if status != tt.status || !strings.Contains(body, tt.want) {
 				t.Errorf("%s %s = %d %.300s; want %d with %s", tt.method, tt.path, status, body, tt.status, tt.want)
 			}
 		})
 	}
-	n.stop()
-	nothingLeft(t, dir)
+	n.Stop()
+	nodelab.NothingLeft(t, dir)
 }
 
 // TestBadConfiguration starts a node with two mistakes in its settings: the error must name both.
 func TestBadConfiguration(t *testing.T) {
-	dir := dataDir(t)
+	dir := nodelab.DataDir(t)
 	file := filepath.Join(t.TempDir(), "node.yaml")
 	if err := os.WriteFile(file, []byte("colour: red\nlog:\n  level: loud\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	r := run(t, dir, nil, "--config", file, "up")
-	if r.code != 2 || !strings.Contains(r.stderr, "colour") || !strings.Contains(r.stderr, "loud") {
-		t.Errorf("exit %d: %s; want 2 and both mistakes", r.code, r.stderr)
+	r := nodelab.Run(t, dir, nil, "--config", file, "up")
+	if r.Code != 2 || !strings.Contains(r.Stderr, "colour") || !strings.Contains(r.Stderr, "loud") {
+		t.Errorf("exit %d: %s; want 2 and both mistakes", r.Code, r.Stderr)
 	}
 }

@@ -30,7 +30,7 @@ var bans = []ban{
 	{
 		pkg:     "os",
 		name:    "Getenv",
-		except:  []string{"internal/lib/config"},
+		except:  []string{"internal/lib/config", "test/nodelab"},
 		instead: "read the environment in internal/lib/config",
 	},
 	{

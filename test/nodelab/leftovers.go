@@ -1,6 +1,4 @@
-//go:build e2e
-
-package e2e
+package nodelab
 
 import (
 	"bytes"
@@ -16,12 +14,12 @@ import (
 	"github.com/google/nftables"
 )
 
-// leftovers lists everything on this host that belongs to the nodes of these tests: processes, network namespaces,
+// Leftovers lists everything on this host that belongs to the nodes of these tests: processes, network namespaces,
 // links, nft tables, cgroups, mounts, and files of machines and snapshots in the data directory.
-func leftovers(t *testing.T, dir string) []string {
+func Leftovers(t *testing.T, dir string) []string {
 	t.Helper()
-	prefix := prefix(dir)
-	all := processes(dir)
+	prefix := Prefix(dir)
+	all := Monitors(dir)
 	for _, pattern := range []string{
 		"/run/netns/" + prefix + "*", "/sys/fs/cgroup/" + prefix + "*", "/sys/fs/cgroup/*/" + prefix + "*",
 		filepath.Join(dir, "machines", "*"), filepath.Join(dir, "snapshots", "*"), filepath.Join(dir, "drafts", "*"),
@@ -68,8 +66,8 @@ func leftovers(t *testing.T, dir string) []string {
 	return all
 }
 
-// processes lists the monitors that were started with a data directory.
-func processes(dir string) []string {
+// Monitors lists the monitors that were started with a data directory.
+func Monitors(dir string) []string {
 	var all []string
 	entries, _ := os.ReadDir("/proc") // a process that cannot be read has exited
 	for _, e := range entries {
@@ -94,33 +92,33 @@ func processes(dir string) []string {
 	return all
 }
 
-// monitors returns the number of running monitors.
-func monitors(dir string) int { return len(processes(dir)) }
+// Running returns the number of running monitors.
+func Running(dir string) int { return len(Monitors(dir)) }
 
-// awaitMonitors waits until the number of running monitors is want.
-func awaitMonitors(t *testing.T, dir string, want int, when string) {
+// AwaitMonitors waits until the number of running monitors is want.
+func AwaitMonitors(t *testing.T, dir string, want int, when string) {
 	t.Helper()
-	eventually(t, fmt.Sprintf("%d machines run %s", want, when), func() error {
-		if got := monitors(dir); got != want {
+	Eventually(t, fmt.Sprintf("%d machines run %s", want, when), func() error {
+		if got := Running(dir); got != want {
 			return fmt.Errorf("%d monitors run", got)
 		}
 		return nil
 	})
 }
 
-// nothingLeft fails the test if leftovers exist. It waits, because the kernel removes some objects asynchronously.
-func nothingLeft(t *testing.T, dir string) {
+// NothingLeft fails the test if leftovers exist. It waits, because the kernel removes some objects asynchronously.
+func NothingLeft(t *testing.T, dir string) {
 	t.Helper()
-	eventually(t, "nothing left", func() error {
-		if all := leftovers(t, dir); len(all) > 0 {
+	Eventually(t, "nothing left", func() error {
+		if all := Leftovers(t, dir); len(all) > 0 {
 			return fmt.Errorf("%d resources left over:\n%s", len(all), strings.Join(all, "\n"))
 		}
 		return nil
 	})
 }
 
-// loopDevices lists the loop devices that are backed by files below dir.
-func loopDevices(t *testing.T, dir string) []string {
+// LoopDevices lists the loop devices that are backed by files below dir.
+func LoopDevices(t *testing.T, dir string) []string {
 	t.Helper()
 	var all []string
 	err := filepath.WalkDir("/sys/block", func(p string, d fs.DirEntry, err error) error {
