@@ -65,6 +65,9 @@ var alterNetwork func(*netslot.Config)
 // timeout bounds every single wait; it is far above any expected time.
 const timeout = 2 * time.Minute
 
+// onStep is machine.Config.OnStep of the host agents that are opened.
+var onStep func(op, step string) error
+
 // agentEnv makes the test binary a host agent over the directory that it names, until it is killed.
 const agentEnv = "PANDASTACK_TEST_AGENT"
 
@@ -84,13 +87,36 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
+// cycleEnv makes the host agent of the test binary hibernate and wake the machine that it names, until it is killed.
+// The agent prints a line after every step.
+const cycleEnv = "PANDASTACK_TEST_CYCLE"
+
+// cycle hibernates and wakes a machine until one of the two fails.
+func cycle(l *lab, id hostapi.MachineID) error {
+	for {
+		if err := l.Hibernate(context.Background(), id); err != nil {
+			return err
+		}
+		if _, err := l.Wake(context.Background(), id); err != nil {
+			return err
+		}
+	}
+}
+
 // hostAgent runs in the re-executed test binary.
 func hostAgent(dir string) error {
+	onStep = func(op, step string) error {
+		_, err := fmt.Println(op, step)
+		return err
+	}
 	l, err := open(context.Background(), dir, os.Stderr)
 	if err != nil {
 		return err
 	}
 	fmt.Println("open")
+	if id := os.Getenv(cycleEnv); id != "" {
+		return cycle(l, hostapi.MachineID(id))
+	}
 	_, _ = io.Copy(io.Discard, os.Stdin)
 	return l.close(true)
 }
@@ -277,6 +303,7 @@ func open(ctx context.Context, dir string, log io.Writer) (_ *lab, err error) {
 		return nil, err
 	}
 	cfg := agent.Config{DataDir: dir, Recipes: recipes, Machine: machine.Config{
+		OnStep: onStep,
 		Kernel: func(context.Context) (machine.Kernel, error) {
 			return machine.Kernel{Kernel: boot.Kernel, Initramfs: boot.Initramfs, Cmdline: boot.Cmdline}, nil
 		},

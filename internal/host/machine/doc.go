@@ -13,8 +13,9 @@
 //   - A restored machine runs nothing of its user before its guest has confirmed the new identity. One that does not
 //     confirm in time is destroyed.
 //   - A parent continues after a fork or snapshot, whatever failed.
-//   - The image that a machine hibernated in is marked used, durably, before the machine runs again. It is never
-//     restored a second time over a newer disk.
+//   - A hibernation image has memory and disks of one moment. A wake starts from clones of its disks, and marks the
+//     image used, durably, before the call returns. Until then a wake that fails or is killed
+//     leaves the machine hibernated; afterwards the image is never restored again over a newer disk.
 //
 // planStart, which has no side effects, decides how a machine starts. Create, fork, wake, cold boot and warm start
 // take their steps from one list (admit, provision, prepare, start, load, confirm, publish). A launch performs them;

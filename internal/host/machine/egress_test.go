@@ -53,9 +53,9 @@ func TestEgressAtEveryStart(t *testing.T) {
 	w.must(w.mgr.SetEgress(ctx, "a", baseEgress))
 	w.restart(nil)
 	w.wantEgress("a", baseEgress)
-	w.host.failNext("load", errors.New("lost")) // then it boots cold
-	_, _ = w.mgr.Wake(ctx, "a")
-	w.wantState("a", hostapi.Failed)
+	_, err = w.mgr.Wake(ctx, "a")
+	w.must(err)
+	w.failMonitor("a") // then it boots cold
 	w.must(w.mgr.SetEgress(ctx, "a", otherEgress))
 	_, err = w.mgr.Wake(ctx, "a")
 	w.must(err)

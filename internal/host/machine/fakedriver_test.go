@@ -31,6 +31,7 @@ type fakeDriver struct {
 	adoptErr    error
 	loads       int  // guests that were started
 	noDiskRates bool // the driver cannot limit the rate of disks
+	busy        bool // guests count as soon as they are thawed
 	// mayRun is called before the first instruction of every guest; an error stops it.
 	mayRun func(id string) error
 }
@@ -39,6 +40,7 @@ type fakeDriver struct {
 type memory struct {
 	Counter uint64
 	Frozen  bool
+	Note    string // a cold boot forgets it
 	Who     guestapi.Identity
 }
 
@@ -470,7 +472,7 @@ func (l *link) Ready(ctx context.Context) error {
 		return context.Cause(ctx)
 	}
 	l.m.host.mu.Lock()
-	deaf, crashes, breaks := l.m.host.unresponsive, l.m.host.crashes, l.m.host.breaks
+	deaf, crashes, breaks, busy := l.m.host.unresponsive, l.m.host.crashes, l.m.host.breaks, l.m.host.busy
 	l.m.host.mu.Unlock()
 	if crashes != nil { // the channel breaks a moment before the end of the monitor is known
 		time.AfterFunc(20*time.Millisecond, func() { l.m.exit(crashes) })
@@ -482,6 +484,14 @@ func (l *link) Ready(ctx context.Context) error {
 		<-ctx.Done()
 		return context.Cause(ctx)
 	}
+	if err := l.confirm(); err != nil || !busy || l.hello.Identity == nil {
+		return err
+	}
+	_, err := l.m.count()
+	return err
+}
+
+func (l *link) confirm() error {
 	l.m.mu.Lock()
 	defer l.m.mu.Unlock()
 	if id := l.hello.Identity; id != nil {

@@ -96,9 +96,7 @@ var faultCases = []faultCase{
 		prep: func(w *fixture) {
 			w.create("a", true)
 			w.count("a", 1)
-			w.must(w.mgr.Hibernate(w.t.Context(), "a"))
-			w.host.failNext("load", errors.New("lost"))
-			_, _ = w.mgr.Wake(w.t.Context(), "a")
+			w.failMonitor("a")
 			_, err := w.mgr.Wake(w.t.Context(), "a")
 			w.must(err)
 		},
@@ -167,7 +165,7 @@ var faultCases = []faultCase{
 	},
 	{
 		name: "hibernate",
-		prep: func(w *fixture) { w.create("a", true); w.count("a", 1) },
+		prep: func(w *fixture) { w.create("a", true); w.setNote("a"); w.count("a", 1) },
 		do:   func(w *fixture) error { return w.mgr.Hibernate(w.t.Context(), "a") },
 		check: func(w *fixture, killed bool) {
 			mc, err := w.mgr.Get("a")
@@ -176,6 +174,7 @@ var faultCases = []faultCase{
 				_, err := w.mgr.Wake(w.t.Context(), "a")
 				w.must(err)
 			}
+			w.wantNote("a")
 			w.count("a", 2)
 		},
 	},
@@ -184,6 +183,17 @@ var faultCases = []faultCase{
 		prep:  func(w *fixture) { w.create("a", true); w.count("a", 1) },
 		do:    func(w *fixture) error { return w.mgr.Stop(w.t.Context(), "a") },
 		check: wakeAndCount,
+	},
+	{
+		name: "stop-hibernated-after-failed-wake",
+		prep: func(w *fixture) { hibernated(w); w.setBusy(); w.failWake("a") },
+		do:   func(w *fixture) error { return w.mgr.Stop(w.t.Context(), "a") },
+		check: func(w *fixture, _ bool) {
+			if _, err := w.mgr.Wake(w.t.Context(), "a"); err != nil {
+				w.t.Fatal(err)
+			}
+			w.count("a", 3) // the guest counted 1 before it was hibernated and 2 when it started
+		},
 	},
 	{
 		name:  "stop-hibernated",
@@ -198,16 +208,26 @@ var faultCases = []faultCase{
 		check: func(w *fixture, _ bool) {
 			_, err := w.mgr.Wake(w.t.Context(), "a")
 			w.must(err)
+			w.wantNote("a")
 			w.count("a", 2)
+		},
+	},
+	{
+		name: "wake-of-busy",
+		prep: func(w *fixture) { hibernated(w); w.setBusy() },
+		do:   func(w *fixture) error { _, err := w.mgr.Wake(w.t.Context(), "a"); return err },
+		check: func(w *fixture, _ bool) {
+			_, err := w.mgr.Wake(w.t.Context(), "a")
+			w.must(err)
+			w.countOn("a", 2)
 		},
 	},
 	{
 		name: "wake-of-failed",
 		prep: func(w *fixture) {
-			hibernated(w)
-			w.host.failNext("load", errors.New("lost"))
-			_, _ = w.mgr.Wake(w.t.Context(), "a")
-			w.wantState("a", hostapi.Failed)
+			w.create("a", true)
+			w.count("a", 1)
+			w.failMonitor("a")
 		},
 		do: func(w *fixture) error { _, err := w.mgr.Wake(w.t.Context(), "a"); return err },
 		check: func(w *fixture, _ bool) {
@@ -255,8 +275,19 @@ func (w *fixture) wantEgressOneOf(id string, may bool) {
 
 func hibernated(w *fixture) {
 	w.create("a", true)
+	w.setNote("a")
 	w.count("a", 1)
 	w.must(w.mgr.Hibernate(w.t.Context(), "a"))
+}
+
+// failMonitor ends the monitor of a persistent machine, which is failed then.
+func (w *fixture) failMonitor(id string) {
+	w.t.Helper()
+	w.host.monitorOf(id).exit(errors.New("signal 11"))
+	w.eventually("the exit is handled", func() bool {
+		mc, err := w.mgr.Get(hostapi.MachineID(id))
+		return err == nil && mc.State == hostapi.Failed
+	})
 }
 
 // wantRemovedOr fails unless a machine does not exist or, if it may, runs with the given count.

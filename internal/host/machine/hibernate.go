@@ -252,8 +252,9 @@ func (m *Manager) hibernate(ctx context.Context, op *operation, mc *machine) err
 	})
 }
 
-// saveHibernation captures a stopped machine and stores the image. Meanwhile the disks and the record, which names
-// the image, are made durable: once the image is committed the machine is hibernated whatever happens to the host.
+// saveHibernation captures a stopped machine and stores the image, with clones of its disks. Meanwhile the record,
+// which names the image, is made durable: once the image is committed the machine is hibernated whatever happens to
+// the host.
 func (m *Manager) saveHibernation(ctx context.Context, op *operation, mc *machine, snap *snapshot.Snapshot) error {
 	draft, err := m.deps.Store.Draft()
 	if err != nil {
@@ -270,7 +271,7 @@ func (m *Manager) saveHibernation(ctx context.Context, op *operation, mc *machin
 	}
 	var disk errgroup.Group
 	disk.Go(func() error {
-		return errors.Join(mc.syncDisks(), durable.Sync(filepath.Join(mc.dir, recordFile)))
+		return errors.Join(m.cloneIntoDraft(mc, draft), durable.Sync(filepath.Join(mc.dir, recordFile)))
 	})
 	err = m.save(ctx, op, capture, draft, snap)
 	if err := errors.Join(err, disk.Wait()); err != nil {

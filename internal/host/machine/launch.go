@@ -86,6 +86,9 @@ func (l *launch) run(ctx context.Context, last step) (err error) {
 		}
 		if s == stepPublish {
 			l.m.published(l.mc)
+			if l.plan.method == methodWake {
+				l.m.removeDisksLater(l.plan.image)
+			}
 		}
 		if s == last {
 			return nil
@@ -216,8 +219,12 @@ func (m *Manager) limits(mc *machine) Limits {
 
 // makeDisks gives the machine the disks that its plan says. The directory's cleanup removes them.
 func (l *launch) makeDisks(context.Context) error {
-	if l.plan.disks == disksClone {
+	switch l.plan.disks {
+	case disksClone:
 		return l.m.cloneDisks(l.mc, l.disks, l.plan)
+	case disksImage:
+		return l.m.restoreDisks(l.mc, l.snap)
+	case disksKeep, disksEmpty, disksLazy:
 	}
 	if err := l.m.allocateDisks(l.mc); err != nil || l.plan.disks != disksLazy {
 		return err
@@ -297,14 +304,12 @@ func (l *launch) recordWaking(context.Context) error {
 	})
 }
 
-// consumeImage records, durably, that the image the machine hibernated in may never be restored again. This comes
-// before the first instruction of the guest.
+// consumeImage records, durably, that the image the machine hibernated in may never be restored again: from here on
+// the machine's own disks are the newer ones. Until then the image has memory and disks of the moment of hibernation,
+// and whatever the guest has done since is forgotten if the wake fails.
 func (l *launch) consumeImage(context.Context) error {
-	if err := l.m.deps.Store.MarkConsumed(l.plan.image); err != nil {
-		return wrapNoSpace(err)
-	}
 	l.consumed = true
-	return nil
+	return wrapNoSpace(l.m.deps.Store.MarkConsumed(l.plan.image))
 }
 
 // start opens the guest channel and sends the identity, which the guest reads as soon as it runs.

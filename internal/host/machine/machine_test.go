@@ -349,7 +349,7 @@ func TestFailedWakeCanBeTriedAgain(t *testing.T) {
 		t.Fatal("got no error, want the injected one")
 	}
 	w.checkNoLeftovers()
-	w.wantState("a", hostapi.Failed)
+	w.wantState("a", hostapi.Hibernated)
 	_, err = w.mgr.Wake(t.Context(), "a")
 	w.must(err)
 	w.count("a", 3)

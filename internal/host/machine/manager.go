@@ -86,8 +86,9 @@ type Manager struct {
 	ledger *ledger
 
 	exits        chan monitorExit
-	lazyFailures chan vmm.Machine // monitors that wait for a download that failed
-	unsynced     chan string      // directories of machines whose record is not durable yet
+	lazyFailures chan vmm.Machine  // monitors that wait for a download that failed
+	unsynced     chan string       // directories of machines whose record is not durable yet
+	consumed     chan snapshot.Ref // hibernation images whose disks are not needed any more
 	closed       chan struct{}
 	close        sync.Once
 	watchers     sync.WaitGroup
@@ -162,9 +163,8 @@ func New(cfg Config, deps Deps) (*Manager, error) {
 		cfg: cfg, deps: deps, log: deps.Log,
 		ledger: &ledger{adm: cfg.Admission.withDefaults(), host: cfg.HostMemory,
 			reservations: map[hostapi.MachineID]reservation{}},
-		exits: make(
-			chan monitorExit,
-		), lazyFailures: make(chan vmm.Machine), unsynced: make(chan string, 256), closed: make(chan struct{}),
+		exits: make(chan monitorExit), lazyFailures: make(chan vmm.Machine), unsynced: make(chan string, 256),
+		consumed: make(chan snapshot.Ref, 256), closed: make(chan struct{}),
 		machines:     map[hostapi.MachineID]*machine{},
 		warmRequests: make(chan snapshot.Ref, 16), warm: map[snapshot.Ref]*warmMonitor{}, huge: map[*machine]int64{},
 	}, nil

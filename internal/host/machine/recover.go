@@ -81,6 +81,13 @@ func (m *Manager) recoverDir(ctx context.Context, name string) (err error) {
 			mc.set(func() { mc.rec.Base = "" })
 		}
 	}
+	if in.State == hibernated && in.Base != mc.rec.Base {
+		if err := m.setFailed(ctx, op, mc, errNoImage.Error()); err != nil {
+			return fmt.Errorf("machine %s: %w", mc.id, err)
+		}
+		m.emit(mc, "lost", errNoImage.Error())
+		return nil
+	}
 	if err := m.recoverMachine(ctx, op, mc); err != nil {
 		return fmt.Errorf("machine %s: %w", mc.id, err)
 	}
@@ -154,8 +161,8 @@ func (m *Manager) imageConsumed(mc *machine) bool {
 	return err == nil && snap.Consumed()
 }
 
-// recoverHibernated leaves a machine hibernated if it was, or was being woken and its guest has not run yet.
-// Otherwise the machine has lost its memory and is failed.
+// recoverHibernated leaves a machine hibernated if it was, or was being woken and the call had not returned. A machine
+// whose image is used has run since and has lost its memory: it is failed.
 func (m *Manager) recoverHibernated(ctx context.Context, op *operation, mc *machine) error {
 	if err := m.killLeftover(ctx, op, mc); err != nil {
 		return err
@@ -169,7 +176,7 @@ func (m *Manager) recoverHibernated(ctx context.Context, op *operation, mc *mach
 		}
 		return m.update(mc, surviveHost, func(in *record) { in.State, in.Slot, in.MAC = hibernated, -1, "" })
 	}
-	reason := "the image it hibernated in is missing or damaged"
+	reason := errNoImage.Error()
 	if mc.rec.Base != "" {
 		reason = "the host crashed just after it was woken: its memory is lost"
 	}
@@ -230,6 +237,9 @@ func (m *Manager) adopt(ctx context.Context, op *operation, mc *machine) error {
 		return nil
 	}
 	m.watch(mc)
+	if m.isOwnImage(mc) {
+		m.removeDisks(mc.rec.Base)
+	}
 	m.emit(mc, "adopted", "")
 	return op.done("revive")
 }
@@ -258,21 +268,21 @@ func (m *Manager) adoptHostResources(ctx context.Context, mc *machine) error {
 }
 
 // resumeAdopted lets an adopted machine continue if it was stopped for a fork or snapshot when the process ended;
-// what its user paused stays paused. A machine that was waking never confirmed its identity: it gets one again, or
-// is failed.
+// what its user paused stays paused. A machine that was waking gets its identity again, since the call had not
+// returned; if it does not reply, it is hibernated as before.
 func (m *Manager) resumeAdopted(ctx context.Context, op *operation, mc *machine) error {
 	switch mc.rec.State {
 	case paused:
 		return mc.vm.Pause(ctx)
 	case waking:
 		if err := mc.vm.Resume(ctx); err != nil {
-			return m.handleLost(ctx, op, mc, "wake: "+err.Error())
+			return m.undoWake(ctx, op, mc, err)
 		}
 		mc.set(func() { mc.rec.Generation++ })
 		id := identity(mc, false)
 		g := Handshake{Generation: mc.rec.Generation, Identity: &id, Resync: true}
 		if _, err := m.redial(ctx, mc, g, m.cfg.ReadyTimeout); err != nil {
-			return m.handleLost(ctx, op, mc, "wake: "+err.Error())
+			return m.undoWake(ctx, op, mc, err)
 		}
 		return m.update(mc, surviveProcess, func(in *record) { in.State = running })
 	default:
@@ -282,6 +292,23 @@ func (m *Manager) resumeAdopted(ctx context.Context, op *operation, mc *machine)
 		}
 		return nil
 	}
+}
+
+// undoWake makes an adopted machine that was waking hibernated again: the image still has memory and disks of the
+// moment of hibernation. A machine that was booting has no image and is failed.
+func (m *Manager) undoWake(ctx context.Context, op *operation, mc *machine, why error) error {
+	if err := m.deps.Store.UnmarkConsumed(mc.rec.Base); err != nil {
+		return m.handleLost(ctx, op, mc, "wake: "+why.Error())
+	}
+	m.log.Warn("wake undone", "machine", mc.id, "err", why)
+	if err := op.done("unmark"); err != nil {
+		return err
+	}
+	if err := m.releaseResources(ctx, op, mc); err != nil {
+		return err
+	}
+	m.ledger.release(mc.id)
+	return m.update(mc, surviveHost, func(in *record) { in.State, in.Slot, in.MAC = hibernated, -1, "" })
 }
 
 // handleLost fails or removes a machine that cannot be taken over.

@@ -17,7 +17,7 @@ const (
 	methodRestore      startMethod = "restore"  // the memory of a snapshot, with clones of its disks
 	methodFork         startMethod = "fork"     // a capture of the parent, on the image that the parent runs on
 	methodForkViaImage startMethod = "copy"     // a capture of the parent, saved as an image: the parent runs on none
-	methodWake         startMethod = "wake"     // the image the machine hibernated in, with its own disks
+	methodWake         startMethod = "wake"     // the image the machine hibernated in, memory and disks
 	methodReboot       startMethod = "reboot"   // its own disks alone: a cold boot
 	methodColdBoot     startMethod = "boot"     // clones of disk images alone: a cold boot
 	methodPreMount     startMethod = "premount" // a pre-mount snapshot, with clones of disk images
@@ -44,11 +44,11 @@ const (
 	stepStream    step = "stream"    // attach to a snapshot that is not yet downloaded
 	stepPrepare   step = "prepare"   // start a monitor over an image, without a guest in it
 	stepWaking    step = "waking"    // record that the guest may run from here on
-	stepConsume   step = "consume"   // mark the hibernation image used, durably
 	stepBoot      step = "boot"      // start a monitor that boots the guest cold
 	stepStart     step = "start"     // open the guest channel and send the identity
 	stepLoad      step = "load"      // load the guest's state and let it run
 	stepConfirm   step = "confirm"   // wait until the guest has confirmed its identity
+	stepConsume   step = "consume"   // mark the hibernation image used, durably: the wake cannot be undone by a crash
 	stepPublish   step = "publish"   // record that the machine runs
 )
 
@@ -57,6 +57,7 @@ var (
 	provisionSteps = []step{stepDirectory, stepSlot, stepCgroup, stepDisks}
 	adoptSteps     = []step{stepAdopt, stepEgress}
 	loadSteps      = []step{stepStart, stepLoad, stepConfirm, stepPublish}
+	wakeSteps      = []step{stepWaking, stepStart, stepLoad, stepConfirm, stepConsume, stepPublish}
 	bootSteps      = []step{stepBoot, stepStart, stepConfirm, stepPublish}
 )
 
@@ -65,6 +66,7 @@ type diskSource string
 
 const (
 	disksKeep  diskSource = "own"    // the machine has them already
+	disksImage diskSource = "image"  // clones of those in the image that the machine hibernated in
 	disksClone diskSource = "clone"  // clones of other files
 	disksEmpty diskSource = "empty"  // allocated; the parent's are cloned into them while it is stopped
 	disksLazy  diskSource = "remote" // allocated; reads of what the machine did not write come from the stream
@@ -187,7 +189,9 @@ func (r startRequest) chooseMethod(can vmm.Capabilities) (startMethod, hostapi.B
 // diskSource returns where a machine that starts by the method gets its disks.
 func (s startMethod) diskSource(remote bool) diskSource {
 	switch {
-	case s == methodWake || s == methodReboot:
+	case s == methodWake:
+		return disksImage
+	case s == methodReboot:
 		return disksKeep
 	case s == methodFork:
 		return disksEmpty
@@ -203,11 +207,7 @@ func (s startMethod) steps(remote bool) []step {
 	admit, prepare := []step{stepAdmit}, []step{stepPrepare}
 	switch s {
 	case methodWake:
-		return slices.Concat(
-			admit,
-			[]step{stepRepair, stepSlot, stepCgroup, stepPrepare, stepWaking, stepConsume},
-			loadSteps,
-		)
+		return slices.Concat(admit, []step{stepRepair, stepSlot, stepCgroup, stepDisks, stepPrepare}, wakeSteps)
 	case methodReboot:
 		return slices.Concat(admit, []step{stepRepair, stepSlot, stepCgroup, stepWaking}, bootSteps)
 	case methodColdBoot:

@@ -53,8 +53,8 @@ func TestPlanStart(t *testing.T) {
 		{"fork_unsupported", startRequest{op: opFork, image: "a/b"}, vmm.Capabilities{Snapshot: true},
 			"", hostapi.ErrUnsupported},
 		{"wake", startRequest{op: opWake, image: "a/b", haveMiB: 10, kernel: true}, all,
-			"wake disk=10MiB,own image=a/b: admit repair slot cgroup prepare waking consume " +
-				"start load confirm publish", nil},
+			"wake disk=10MiB,image image=a/b: admit repair slot cgroup disks prepare waking " +
+				"start load confirm consume publish", nil},
 		{"wake_of_failed", startRequest{op: opWake, haveMiB: 10, kernel: true}, none,
 			"reboot disk=10MiB,own: admit repair slot cgroup waking " + booted, nil},
 		{"wake_without_kernel", startRequest{op: opWake, haveMiB: 10}, all, "", hostapi.ErrUnsupported},

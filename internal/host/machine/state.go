@@ -25,7 +25,7 @@ const (
 // transitions lists every possible change of state.
 var transitions = map[state][]state{
 	creating:    {running, destroying},
-	running:     {paused, hibernating, failed, destroying},
+	running:     {paused, hibernating, hibernated, failed, destroying}, // hibernated: its wake is undone
 	paused:      {running, hibernating, failed, destroying},
 	hibernating: {hibernated, running, paused, failed, destroying},
 	hibernated:  {waking, failed, destroying},

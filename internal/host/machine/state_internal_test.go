@@ -15,7 +15,7 @@ func TestStatePairs(t *testing.T) {
 		"hibernating>destroying", "hibernating>failed", "hibernating>hibernated", "hibernating>paused",
 		"hibernating>running",
 		"paused>destroying", "paused>failed", "paused>hibernating", "paused>running",
-		"running>destroying", "running>failed", "running>hibernating", "running>paused",
+		"running>destroying", "running>failed", "running>hibernated", "running>hibernating", "running>paused",
 		"waking>destroying", "waking>failed", "waking>hibernated", "waking>running",
 	}
 	var got []string

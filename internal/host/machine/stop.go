@@ -66,7 +66,7 @@ func (m *Manager) shutDown(ctx context.Context, op *operation, mc *machine) erro
 	})
 }
 
-// forgetMemory removes the image that a machine hibernates in.
+// forgetMemory removes the image that a machine hibernates in. The machine keeps the disks of that moment.
 func (m *Manager) forgetMemory(ctx context.Context, op *operation, mc *machine) error {
 	if err := m.releaseLeftovers(ctx, op, mc); err != nil {
 		return err
@@ -75,11 +75,24 @@ func (m *Manager) forgetMemory(ctx context.Context, op *operation, mc *machine) 
 	if old == "" {
 		return nil
 	}
+	snap, err := m.hibernationImage(mc, old)
+	if err == nil {
+		err = m.restoreDisks(mc, snap)
+	}
+	if err == nil {
+		err = mc.syncDisks()
+	}
+	if err == nil {
+		err = op.done("restore")
+	}
+	if err != nil {
+		return m.failWithoutImage(ctx, op, mc, err)
+	}
 	if err := m.update(mc, surviveHost, func(in *record) { in.Base = "" }); err != nil {
 		return err
 	}
 	op.cleanup.Forget()
-	err := op.done("forget")
+	err = op.done("forget")
 	if op.abandoned {
 		return err
 	}

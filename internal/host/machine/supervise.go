@@ -39,6 +39,9 @@ func (m *Manager) Run(ctx context.Context) error {
 			for range len(m.unsynced) {
 				m.syncMachine(<-m.unsynced)
 			}
+			for range len(m.consumed) {
+				m.removeDisks(<-m.consumed)
+			}
 			return nil
 		case d := <-m.exits:
 			work.Go(func() { m.handleExit(ctx, d) })
@@ -46,6 +49,8 @@ func (m *Manager) Run(ctx context.Context) error {
 			work.Go(func() { _ = vm.Kill(ctx) }) // its exit is handled, or Destroy tries again
 		case dir := <-m.unsynced:
 			work.Go(func() { m.syncMachine(dir) })
+		case ref := <-m.consumed:
+			work.Go(func() { m.removeDisks(ref) })
 		case ref := <-m.warmRequests:
 			work.Go(func() { m.refillWarm(ctx, ref) })
 		case <-tick.C:

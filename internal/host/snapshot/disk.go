@@ -118,7 +118,7 @@ func (d *Draft) finishDisks(snap *Snapshot, syncs *errgroup.Group) error {
 		if snap.Disk {
 			return err
 		}
-		return nil // the disks stay with the machine, which hibernates
+		return nil
 	}
 	snap.Disk, snap.Data = true, slices.Clone(snap.Data)
 	for i, path := range d.DiskPaths(snap.Data) {

@@ -9,7 +9,8 @@
 // Snapshots are reference counted. A machine that runs on a snapshot acquires it. Delete removes a snapshot
 // from the list at once; its files are removed with the last reference. References are not stored: after a
 // restart the caller acquires the snapshots in use and then calls GC. No files are removed before that call.
-// An anonymous snapshot is in no list and exists only while it is referenced.
+// An anonymous snapshot is in no list and exists only while it is referenced. It can be marked consumed: its state is
+// not restored again, its disks can be removed, and its memory serves the holders of references.
 //
 // A remote-backed snapshot has its description, its small files, and the others with their size but without
 // their content. Its origin, which only its creator understands, says where the content comes from. MarkLocal

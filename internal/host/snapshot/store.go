@@ -11,8 +11,6 @@ import (
 	"strings"
 	"sync"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/pandastack/pandastack/internal/lib/durable"
 )
 
@@ -141,33 +139,6 @@ func read(dir string, ref Ref) (Snapshot, error) {
 		snap.consumed = mark[0] != notConsumed
 	}
 	return snap, nil
-}
-
-// notConsumed is the content of an anonymous snapshot's mark until MarkConsumed.
-const notConsumed = '0'
-
-// MarkConsumed durably records that the state of an anonymous snapshot must not be restored again. Its memory
-// still serves the holders of references. MarkConsumed overwrites one byte in place, which costs one write
-// and no change of the file system's metadata.
-func (s *Store) MarkConsumed(ref Ref) error {
-	s.mu.Lock()
-	e := s.entries[ref]
-	s.mu.Unlock()
-	if e == nil || e.err != nil || !e.snap.Anonymous {
-		return fmt.Errorf("mark snapshot %s as consumed: %w", ref, ErrNotFound)
-	}
-	f, err := os.OpenFile(filepath.Join(e.dir, consumedFile), os.O_WRONLY, 0)
-	if err != nil {
-		return fmt.Errorf("mark snapshot %s as consumed: %w", ref, err)
-	}
-	_, err = f.WriteAt([]byte{'1'}, 0)
-	if err := errors.Join(err, unix.Fdatasync(int(f.Fd())), f.Close()); err != nil {
-		return fmt.Errorf("mark snapshot %s as consumed: %w", ref, err)
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	e.snap.consumed = true
-	return nil
 }
 
 // Get returns a snapshot. It returns ErrNotFound if the snapshot does not exist or is deleted.
