@@ -64,7 +64,7 @@ type BuildRequest struct {
 	Replace bool `json:"replace,omitempty" doc:"Make a new version if the template exists; else a conflict."`
 
 	Tags        []string          `json:"tags,omitempty" doc:"Tags of the new version; the default tag if absent."`
-	Global      bool              `json:"global,omitempty" doc:"Every workspace may use it; admin keys only."`
+	Global      bool              `json:"global,omitempty" doc:"Every workspace may use it; operators only."`
 	Description string            `json:"description,omitempty"`
 	NoCache     bool              `json:"no_cache,omitempty" doc:"Run every step, without the cache."`
 	Args        map[string]string `json:"args,omitempty" doc:"Build arguments of a Dockerfile."`

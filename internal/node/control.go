@@ -94,6 +94,7 @@ func (n *node) control(ctx context.Context, host hostapi.Host) (handler http.Han
 		return nil, "", fmt.Errorf("reconcile sandboxes with the host: %w", err)
 	}
 	n.run(ctx, "audit log", log.Run)
+	n.run(ctx, "keys", keys.Run)
 	n.run(ctx, "sandboxes", boxes.Run)
 	n.run(ctx, "jobs", jobs.Run)
 	n.run(ctx, "builds", builds.Run)

@@ -2,12 +2,14 @@ package auth
 
 import (
 	"context"
-	"crypto/rand"
 	"crypto/sha256"
 	"crypto/subtle"
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"log/slog"
+	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -24,28 +26,6 @@ const (
 	prefixLen  = len(keyPrefix) + nameDigits
 )
 
-// The scopes of keys, as they are stored.
-const (
-	scopeAdmin  = "admin"
-	scopeMember = "member"
-)
-
-// KeyRequest describes a key to make.
-type KeyRequest struct {
-	Label   string        // text for people, at most 128 bytes
-	Admin   bool          // the key may manage keys
-	Expires time.Duration // time until it expires; 0: never
-}
-
-// Key is a key without its token. Times that do not apply are zero.
-type Key struct {
-	Prefix                     string
-	Workspace                  api.Workspace
-	Label                      string
-	Admin                      bool
-	Created, LastUsed, Expires time.Time
-}
-
 // Keys makes, checks and revokes API keys. Make it with New.
 type Keys struct {
 	db  *store.DB
@@ -54,30 +34,32 @@ type Keys struct {
 	mu    sync.Mutex
 	cache map[[sha256.Size]byte]cached // by hash of the token
 	epoch uint64                       // grows with every revocation
+	used  map[string]int64             // last uses that are not written yet, by prefix
 }
 
 // cached is a key that was valid when it was read.
 type cached struct {
-	row  store.Key
-	at   time.Time // when it was read from the store
-	used time.Time // last use that was written
+	row       store.Key
+	principal Principal
+	networks  []netip.Prefix // that the key may be used from; none: all
+	at        time.Time      // when it was read from the store
 }
 
-// The cache of valid keys. A revocation by this process takes effect at once, one by another process on a shared store
-// within cacheTTLShared.
+// The cache of valid keys. A revocation by this process takes effect at once, one by another process within
+// cacheTTLShared if the store is shared, and within cacheTTL otherwise.
 const (
-	cacheTTL       = time.Minute
+	cacheTTL       = 15 * time.Second
 	cacheTTLShared = 2 * time.Second
 	maxCached      = 1024
-	useResolution  = time.Minute // precision of the last use
+	useResolution  = time.Minute // how often last uses are written
 )
 
-// New makes Keys; it does not touch the store.
+// New makes Keys; it does not touch the store. Last uses are written while Run runs.
 func New(db *store.DB, log *slog.Logger) (*Keys, error) {
 	if db == nil || log == nil {
 		return nil, errors.New("auth: store and log are required")
 	}
-	return &Keys{db: db, log: log, cache: map[[sha256.Size]byte]cached{}}, nil
+	return &Keys{db: db, log: log, cache: map[[sha256.Size]byte]cached{}, used: map[string]int64{}}, nil
 }
 
 // errInvalidKey returns the same error for every invalid token, so that it reveals nothing about valid ones.
@@ -101,8 +83,19 @@ func wellFormed(token string) bool {
 	return true
 }
 
-// Authenticate returns the caller with a token. The error has the code unauthenticated if the token is not valid.
-func (k *Keys) Authenticate(ctx context.Context, token string) (Principal, error) {
+// PrefixOf returns the prefix of a token, which is no secret. It is "" for text without the form of a key.
+func PrefixOf(token string) string {
+	if !wellFormed(token) {
+		return ""
+	}
+	return token[:prefixLen]
+}
+
+// Authenticate returns the caller with a token at an address.
+//
+// The error has the code unauthenticated if the token is not valid, and forbidden if the key may not be used from the
+// address. An address that is not known is in no network.
+func (k *Keys) Authenticate(ctx context.Context, token string, from netip.Addr) (Principal, error) {
 	if !wellFormed(token) {
 		return Principal{}, errInvalidKey()
 	}
@@ -121,18 +114,83 @@ func (k *Keys) Authenticate(ctx context.Context, token string) (Principal, error
 		if err != nil || subtle.ConstantTimeCompare(want, hash[:]) != 1 {
 			return Principal{}, errInvalidKey()
 		}
-		c = cached{row: row, at: now, used: store.Time(row.LastUsed)}
+		if c, err = read(row, now); err != nil {
+			return Principal{}, api.AsError(err)
+		}
 		epoch, known = k.store(hash, c, epoch)
 	}
-	if c.row.Expires > 0 && store.Micros(now) >= c.row.Expires {
+	if expired(c.row, now) {
 		return Principal{}, errInvalidKey()
 	}
-	k.recordUse(ctx, hash, c, now)
-	return Principal{
-		Workspace: api.Workspace(c.row.Workspace),
-		KeyPrefix: c.row.Prefix,
-		Admin:     c.row.Scope == scopeAdmin,
+	in := func(p netip.Prefix) bool { return p.Contains(from.Unmap()) }
+	if len(c.networks) > 0 && !slices.ContainsFunc(c.networks, in) {
+		return Principal{}, api.Errorf(
+			api.Forbidden,
+			"the key %s may not be used from %s: it is limited to certain networks",
+			c.row.Prefix,
+			from,
+		)
+	}
+	k.recordUse(c.row.Prefix, now)
+	return c.principal, nil
+}
+
+func expired(row store.Key, now time.Time) bool {
+	return row.Expires > 0 && store.Micros(now) >= row.Expires
+}
+
+// read makes the cached form of a row.
+func read(row store.Key, now time.Time) (cached, error) {
+	networks, err := parseNetworks(strings.Fields(row.Networks))
+	if err != nil {
+		return cached{}, fmt.Errorf("key %s: %w", row.Prefix, err)
+	}
+	role := api.Role(row.Role)
+	return cached{
+		row: row, networks: networks, at: now,
+		principal: Principal{
+			Workspace: api.Workspace(row.Workspace),
+			KeyPrefix: row.Prefix,
+			Role:      role,
+			Admin:     isAdmin(role),
+			Operator:  row.Operator,
+			Scopes:    scopesOf(row),
+		},
 	}, nil
+}
+
+// scopesOf returns what a key may do: what its row says, but no more than its role has.
+func scopesOf(row store.Key) Scopes {
+	all := NewScopes(api.Role(row.Role).Scopes(row.Operator)...)
+	if row.Scopes == "" {
+		return all
+	}
+	var set Scopes
+	for _, s := range strings.Fields(row.Scopes) {
+		set |= NewScopes(api.Scope(s))
+	}
+	return set & all
+}
+
+func parseNetworks(texts []string) ([]netip.Prefix, error) {
+	var all []netip.Prefix
+	for _, text := range texts {
+		p, err := api.ParseCIDR(text)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, p)
+	}
+	return all, nil
+}
+
+// Known reports whether a token was valid lately. It does not touch the store.
+func (k *Keys) Known(token string) bool {
+	hash := sha256.Sum256([]byte(token))
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	_, ok := k.cache[hash]
+	return ok
 }
 
 func (k *Keys) lookup(hash [sha256.Size]byte, now time.Time) (cached, bool, uint64) {
@@ -161,181 +219,61 @@ func (k *Keys) store(hash [sha256.Size]byte, c cached, epoch uint64) (uint64, bo
 	return epoch, true
 }
 
-// recordUse writes the last use of a key, at most once a minute. The last use is a hint: an error does not fail the
-// call.
-func (k *Keys) recordUse(ctx context.Context, hash [sha256.Size]byte, c cached, now time.Time) {
-	if now.Sub(c.used) < useResolution {
-		return
-	}
-	k.mu.Lock()
-	if again, ok := k.cache[hash]; ok {
-		again.used = now
-		k.cache[hash] = again
-	}
-	k.mu.Unlock()
-	err := k.db.Write(ctx, "use key", func(ctx context.Context, tx *store.Tx) error {
-		return tx.TouchKey(ctx, c.row.Prefix, store.Micros(now))
-	})
-	if err != nil && ctx.Err() == nil {
-		k.log.Warn("last use of a key not written", "err", err)
-	}
-}
-
-// newToken returns a random token.
-func newToken() string {
-	var b [keyDigits / 2]byte
-	rand.Read(b[:]) //nolint:errcheck // crypto/rand.Read never returns an error since Go 1.24
-	return keyPrefix + hex.EncodeToString(b[:])
-}
-
-// insert inserts a new key of a workspace and returns it with its token.
-func (k *Keys) insert(ctx context.Context, tx *store.Tx, workspace api.Workspace, req KeyRequest) (Key, string, error) {
-	now := time.Now()
-	token := newToken()
-	hash := sha256.Sum256([]byte(token))
-	row := store.Key{
-		Prefix:    token[:prefixLen],
-		Workspace: string(workspace),
-		Hash:      hex.EncodeToString(hash[:]),
-		Label:     req.Label,
-		Scope:     scopeMember,
-		Created:   store.Micros(now),
-	}
-	if req.Admin {
-		row.Scope = scopeAdmin
-	}
-	if req.Expires > 0 {
-		row.Expires = store.Micros(now.Add(req.Expires))
-	}
-	if err := tx.InsertKey(ctx, &row); err != nil {
-		return Key{}, "", err
-	}
-	return view(row), token, nil
-}
-
-// attempts is how many tokens create tries, because the prefix of a token, which has 32 bits, may be taken.
-const attempts = 8
-
-// create makes a key if only returns true. It tries another token if the prefix is taken.
-func (k *Keys) create(
-	ctx context.Context,
-	workspace api.Workspace,
-	req KeyRequest,
-	only func(context.Context, *store.Tx) (bool, error),
-) (key Key, token string, err error) {
-	for range attempts {
-		err = k.db.Write(ctx, "create key", func(ctx context.Context, tx *store.Tx) error {
-			key, token = Key{}, ""
-			if ok, err := only(ctx, tx); err != nil || !ok {
-				return err
-			}
-			w := &store.Workspace{ID: string(workspace), Name: string(workspace), Created: store.Micros(time.Now())}
-			if err := tx.PutWorkspace(ctx, w); err != nil {
-				return err
-			}
-			key, token, err = k.insert(ctx, tx, workspace, req)
-			return err
-		})
-		if !errors.Is(err, store.ErrExists) {
-			break
-		}
-	}
-	if err != nil {
-		return Key{}, "", api.AsError(err)
-	}
-	return key, token, nil
-}
-
-// CreateFirst makes an admin key of the default workspace and returns its token.
-//
-// If the store has a key already, CreateFirst returns "". A token cannot be read again later.
-func (k *Keys) CreateFirst(ctx context.Context) (token string, err error) {
-	_, token, err = k.create(
-		ctx,
-		DefaultWorkspace,
-		KeyRequest{Label: "first key", Admin: true},
-		func(ctx context.Context, tx *store.Tx) (bool, error) {
-			all, err := tx.Keys(ctx, "")
-			return len(all) == 0, err
-		},
-	)
-	return token, err
-}
-
-// Issue makes an admin key of any workspace, and the workspace if it does not exist. It is for the program itself,
-// never for a caller.
-func (k *Keys) Issue(ctx context.Context, workspace api.Workspace, label string) (Key, string, error) {
-	return k.create(ctx, workspace, KeyRequest{Label: label, Admin: true}, unconditionally)
-}
-
-func unconditionally(context.Context, *store.Tx) (bool, error) { return true, nil }
-
-// Create makes a key in the workspace of the caller, who must be an admin. The token cannot be read again later.
-func (k *Keys) Create(ctx context.Context, p Principal, req KeyRequest) (Key, string, error) {
-	if err := requireAdmin(p); err != nil {
-		return Key{}, "", err
-	}
-	if len(req.Label) > 128 || strings.ContainsRune(req.Label, 0) || req.Expires < 0 {
-		return Key{}, "", api.Errorf(api.Invalid, "label: use at most 128 bytes of text").With("field", "label")
-	}
-	return k.create(ctx, p.Workspace, req, unconditionally)
-}
-
-func requireAdmin(p Principal) error {
-	if p.Workspace == "" {
-		return errInvalidKey()
-	}
-	if !p.Admin {
-		return api.Errorf(api.Forbidden, "only an admin key can manage keys")
-	}
-	return nil
-}
-
-// List returns the keys of the caller's workspace, newest first. The caller must be an admin.
-func (k *Keys) List(ctx context.Context, p Principal) ([]Key, error) {
-	if err := requireAdmin(p); err != nil {
-		return nil, err
-	}
-	rows, err := k.db.Read().Keys(ctx, string(p.Workspace))
-	if err != nil {
-		return nil, api.AsError(err)
-	}
-	out := make([]Key, 0, len(rows))
-	for _, r := range rows {
-		out = append(out, view(r))
-	}
-	return out, nil
-}
-
-// Revoke revokes the key of the caller's workspace with a prefix at once. The caller must be an admin.
-func (k *Keys) Revoke(ctx context.Context, p Principal, prefix string) error {
-	if err := requireAdmin(p); err != nil {
-		return err
-	}
-	err := k.db.Write(ctx, "revoke key", func(ctx context.Context, tx *store.Tx) error {
-		return tx.DeleteKey(ctx, string(p.Workspace), prefix)
-	})
-	if errors.Is(err, store.ErrNotFound) {
-		return api.Errorf(api.NotFound, "key %q not found: list yours at /v1/me/tokens", abbreviate(prefix))
-	}
-	if err != nil {
-		return api.AsError(err)
-	}
+// forget empties the cache, so that a change of a key takes effect at once.
+func (k *Keys) forget() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.epoch++
 	clear(k.cache)
-	return nil
 }
 
-func abbreviate(prefix string) string {
-	if len(prefix) > prefixLen {
-		return prefix[:prefixLen] + "..."
+// recordUse notes the last use of a key, which Run writes. While more keys are in use than the bound, the last use of
+// some is not noted.
+func (k *Keys) recordUse(prefix string, now time.Time) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if _, ok := k.used[prefix]; ok || len(k.used) < maxCached {
+		k.used[prefix] = store.Micros(now)
 	}
-	return prefix
 }
 
-func view(r store.Key) Key {
-	return Key{Prefix: r.Prefix, Workspace: api.Workspace(r.Workspace), Label: r.Label, Admin: r.Scope == scopeAdmin,
-		Created: store.Time(r.Created), LastUsed: store.Time(r.LastUsed), Expires: store.Time(r.Expires)}
+// lastUse returns the last use of a key, which may not be written yet.
+func (k *Keys) lastUse(row store.Key) time.Time {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return store.Time(max(row.LastUsed, k.used[row.Prefix]))
+}
+
+// Run writes the last uses of keys, once a minute, until ctx ends, and then the rest.
+func (k *Keys) Run(ctx context.Context) error {
+	t := time.NewTicker(useResolution)
+	defer t.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			last, cancel := context.WithTimeoutCause(
+				context.WithoutCancel(ctx),
+				10*time.Second,
+				errors.New("writing the last uses of keys took too long"),
+			)
+			defer cancel()
+			return k.writeUses(last)
+		case <-t.C:
+		}
+		if err := k.writeUses(ctx); err != nil && ctx.Err() == nil {
+			k.log.Warn("last uses of keys not written", "err", err)
+		}
+	}
+}
+
+// writeUses writes the noted uses in one transaction. If it fails they are lost: a last use is a hint.
+func (k *Keys) writeUses(ctx context.Context) error {
+	k.mu.Lock()
+	used := k.used
+	k.used = map[string]int64{}
+	k.mu.Unlock()
+	if len(used) == 0 {
+		return nil
+	}
+	return k.db.Write(ctx, "use keys", func(ctx context.Context, tx *store.Tx) error { return tx.TouchKeys(ctx, used) })
 }

@@ -2,6 +2,7 @@ package auth_test
 
 import (
 	"log/slog"
+	"net/netip"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -14,6 +15,12 @@ import (
 	"github.com/pandastack/pandastack/internal/control/auth"
 	"github.com/pandastack/pandastack/internal/control/store"
 )
+
+// local is the address that the tests call from.
+var local = netip.MustParseAddr("127.0.0.1")
+
+// program returns the principal of the program itself in a workspace.
+func program(workspace api.Workspace) auth.Principal { return auth.Principal{Workspace: workspace} }
 
 func open(t *testing.T) (*auth.Keys, *store.DB) {
 	t.Helper()
@@ -38,8 +45,8 @@ func TestFirstKey(t *testing.T) {
 	if again, err := k.CreateFirst(t.Context()); err != nil || again != "" {
 		t.Errorf("CreateFirst again = %q, %v; want no key", again, err)
 	}
-	p, err := k.Authenticate(t.Context(), token)
-	if err != nil || p.Workspace != auth.DefaultWorkspace || !p.Admin || p.KeyPrefix != token[:12] {
+	p, err := k.Authenticate(t.Context(), token, local)
+	if err != nil || p.Workspace != auth.DefaultWorkspace || !p.Admin || !p.Operator || p.KeyPrefix != token[:12] {
 		t.Errorf("Authenticate = %+v, %v; want an admin of the default workspace", p, err)
 	}
 	rows, err := db.Read().Keys(t.Context(), "")
@@ -58,7 +65,7 @@ func TestAuthenticateRefuses(t *testing.T) {
 	for name, bad := range map[string]string{"empty": "", "short": token[:35], "long": token + "0",
 		"flipped": flipped, "upper": strings.ToUpper(token),
 		"unknown": "pds_" + strings.Repeat("0", 32), "injection": "pds_' OR '1'='1' --aaaaaaaaaaaaaaaaaa"} {
-		if _, err := k.Authenticate(t.Context(), bad); api.CodeOf(err) != api.Unauthenticated {
+		if _, err := k.Authenticate(t.Context(), bad, local); api.CodeOf(err) != api.Unauthenticated {
 			t.Errorf("Authenticate with a token that is %s: got %v, want unauthenticated", name, err)
 		}
 	}
@@ -67,12 +74,15 @@ func TestAuthenticateRefuses(t *testing.T) {
 func TestKeyLifecycle(t *testing.T) {
 	k, _ := open(t)
 	ctx := t.Context()
-	admin := auth.Principal{Workspace: "w", Admin: true}
+	admin := program("w")
+	if _, _, err := k.Issue(ctx, "w", "owner"); err != nil {
+		t.Fatal(err)
+	}
 	key, token, err := k.Create(ctx, admin, auth.KeyRequest{Label: "ci"})
-	if err != nil || key.Label != "ci" || key.Admin || key.Prefix != token[:12] {
+	if err != nil || key.Label != "ci" || key.Admin() || key.Prefix != token[:12] {
 		t.Fatalf("Create = %+v, %v; want a member key", key, err)
 	}
-	member, err := k.Authenticate(ctx, token)
+	member, err := k.Authenticate(ctx, token, local)
 	if err != nil || member.Admin || member.Workspace != "w" {
 		t.Fatalf("Authenticate = %+v, %v; want a member of w", member, err)
 	}
@@ -85,18 +95,19 @@ func TestKeyLifecycle(t *testing.T) {
 	if err := k.Revoke(ctx, member, key.Prefix); api.CodeOf(err) != api.Forbidden {
 		t.Errorf("Revoke by a member: got %v, want forbidden", err)
 	}
-	if err := k.Revoke(ctx, auth.Principal{Workspace: "other", Admin: true}, key.Prefix); api.CodeOf(
+	if err := k.Revoke(ctx, program("other"), key.Prefix); api.CodeOf(
 		err,
 	) != api.NotFound {
 		t.Errorf("Revoke by another workspace: got %v, want not_found", err)
 	}
-	if all, err := k.List(ctx, admin); err != nil || len(all) != 1 || all[0].LastUsed.IsZero() {
-		t.Errorf("List = %+v, %v; want one key with a last use", all, err)
+	all, err := k.List(ctx, admin)
+	if err != nil || len(all) != 2 || all[0].LastUsed.IsZero() || !all[1].LastUsed.IsZero() {
+		t.Errorf("List = %+v, %v; want two keys, one of them with a last use", all, err)
 	}
 	if err := k.Revoke(ctx, admin, key.Prefix); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := k.Authenticate(ctx, token); api.CodeOf(err) != api.Unauthenticated {
+	if _, err := k.Authenticate(ctx, token, local); api.CodeOf(err) != api.Unauthenticated {
 		t.Errorf("Authenticate with a revoked key: got %v, want unauthenticated", err)
 	}
 }
@@ -106,17 +117,17 @@ func TestKeyExpires(t *testing.T) {
 		k, db := open(t)
 		_, token, err := k.Create(
 			t.Context(),
-			auth.Principal{Workspace: "w", Admin: true},
-			auth.KeyRequest{Expires: time.Hour},
+			program("w"),
+			auth.KeyRequest{Expires: time.Now().Add(time.Hour)},
 		)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := k.Authenticate(t.Context(), token); err != nil {
+		if _, err := k.Authenticate(t.Context(), token, local); err != nil {
 			t.Fatal(err)
 		}
 		<-time.After(time.Hour)
-		if _, err := k.Authenticate(t.Context(), token); api.CodeOf(err) != api.Unauthenticated {
+		if _, err := k.Authenticate(t.Context(), token, local); api.CodeOf(err) != api.Unauthenticated {
 			t.Errorf("Authenticate with an expired key: got %v, want unauthenticated", err)
 		}
 		if err := db.Close(); err != nil {
@@ -129,7 +140,7 @@ func TestKeyExpires(t *testing.T) {
 func TestRevokeRaces(t *testing.T) {
 	k, _ := open(t)
 	ctx := t.Context()
-	admin := auth.Principal{Workspace: "w", Admin: true}
+	admin := program("w")
 	for range 10 {
 		key, token, err := k.Create(ctx, admin, auth.KeyRequest{})
 		if err != nil {
@@ -139,7 +150,8 @@ func TestRevokeRaces(t *testing.T) {
 		for range 4 {
 			wg.Go(func() {
 				for range 5 {
-					if _, err := k.Authenticate(ctx, token); err != nil && api.CodeOf(err) != api.Unauthenticated {
+					_, err := k.Authenticate(ctx, token, local)
+					if err != nil && api.CodeOf(err) != api.Unauthenticated {
 						t.Error(err)
 					}
 				}
@@ -148,11 +160,11 @@ func TestRevokeRaces(t *testing.T) {
 		if err := k.Revoke(ctx, admin, key.Prefix); err != nil {
 			t.Error(err)
 		}
-		if _, err := k.Authenticate(ctx, token); api.CodeOf(err) != api.Unauthenticated {
+		if _, err := k.Authenticate(ctx, token, local); api.CodeOf(err) != api.Unauthenticated {
 			t.Errorf("Authenticate right after Revoke: got %v, want unauthenticated", err)
 		}
 		wg.Wait()
-		if _, err := k.Authenticate(ctx, token); api.CodeOf(err) != api.Unauthenticated {
+		if _, err := k.Authenticate(ctx, token, local); api.CodeOf(err) != api.Unauthenticated {
 			t.Errorf("Authenticate after concurrent calls: got %v, want unauthenticated", err)
 		}
 	}

@@ -13,10 +13,14 @@ type Key struct {
 	Workspace     string `bun:"workspace"`
 	Hash          string `bun:"hash"` // SHA-256 of the key, hexadecimal
 	Label         string `bun:"label"`
-	Scope         string `bun:"scope"`
+	Role          string `bun:"role"`
+	Operator      bool   `bun:"operator"` // may operate the node
+	Scopes        string `bun:"scopes"`   // separated by spaces; "": all of the role
+	Networks      string `bun:"networks"` // that it may be used from, separated by spaces; "": all
 	Created       int64  `bun:"created"`
 	LastUsed      int64  `bun:"last_used"`
 	Expires       int64  `bun:"expires"`
+	ReplacedBy    string `bun:"replaced_by"` // prefix of the key that it was rotated to
 }
 
 // InsertKey adds a row; ErrExists if the prefix is taken.
@@ -52,8 +56,21 @@ func (t *Tx) DeleteKey(ctx context.Context, workspace, prefix string) error {
 	return changed(res, err, "key", prefix)
 }
 
-// TouchKey writes when a key was used last.
-func (t *Tx) TouchKey(ctx context.Context, prefix string, at int64) error {
-	_, err := t.db.NewUpdate().Model((*Key)(nil)).Set("last_used = ?", at).Where("prefix = ?", prefix).Exec(ctx)
-	return err
+// ReplaceKey writes the end of a key that was rotated to another one.
+func (t *Tx) ReplaceKey(ctx context.Context, prefix, by string, expires int64) error {
+	res, err := t.db.NewUpdate().Model((*Key)(nil)).Set("replaced_by = ?", by).Set("expires = ?", expires).
+		Where("prefix = ?", prefix).Exec(ctx)
+	return changed(res, err, "key", prefix)
+}
+
+// TouchKeys writes when keys were used last, by prefix. Missing keys are skipped.
+func (t *Tx) TouchKeys(ctx context.Context, used map[string]int64) error {
+	for prefix, at := range used {
+		_, err := t.db.NewUpdate().Model((*Key)(nil)).Set("last_used = ?", at).
+			Where("prefix = ?", prefix).Where("last_used < ?", at).Exec(ctx)
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }

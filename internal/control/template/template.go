@@ -212,14 +212,14 @@ func (s *Service) Get(ctx context.Context, p auth.Principal, name string) (api.T
 
 // Bake starts a bake of a template, or joins one under way. The result has the progress.
 //
-// Only an admin may force a new bake of a template that is baked.
+// Only an operator may force a new bake of a template that is baked.
 func (s *Service) Bake(ctx context.Context, p auth.Principal, name string, req api.BakeRequest) (api.Template, error) {
 	t, err := s.find(ctx, name, true)
 	if err != nil {
 		return api.Template{}, api.AsError(err)
 	}
-	if req.Force && !p.Admin {
-		return api.Template{}, api.Errorf(api.Forbidden, "only an admin key may bake template %s again", t.Name)
+	if req.Force && !p.Operator {
+		return api.Template{}, api.Errorf(api.Forbidden, "only an operator's key may bake template %s again", t.Name)
 	}
 	if err := s.host.StartBake(ctx, t.Name, req.Force); err != nil {
 		return api.Template{}, bakeError(err, string(t.Name))
@@ -249,10 +249,10 @@ func bakeError(err error, name string) error {
 	return api.AsError(err)
 }
 
-// SetAlias makes a name an alias of a template. Only an admin may do so.
+// SetAlias makes a name an alias of a template. Only an operator may do so.
 func (s *Service) SetAlias(ctx context.Context, p auth.Principal, name, template string) error {
-	if !p.Admin {
-		return api.Errorf(api.Forbidden, "only an admin key may change names of templates")
+	if !p.Operator {
+		return api.Errorf(api.Forbidden, "only an operator's key may change names of templates")
 	}
 	if !api.ValidTemplateName(name) {
 		return api.Errorf(api.Invalid, "name: %q is not a template name: use 1 to 64 of a-z A-Z 0-9 . _ -",

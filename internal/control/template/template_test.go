@@ -27,7 +27,8 @@ func TestTemplates(t *testing.T) {
 		t.Fatal(err)
 	}
 	ctx := t.Context()
-	member, admin := auth.Principal{Workspace: "w"}, auth.Principal{Workspace: "w", Admin: true}
+	member := auth.Principal{Workspace: "w", Admin: true}
+	operator := auth.Principal{Workspace: "w", Operator: true}
 	all, err := s.List(ctx, member)
 	if err != nil || len(all) != 2 || all[0].Name != "base" || !all[0].Baked || all[1].Name != "raw" || all[1].Baked ||
 		all[1].BakedAt != nil {
@@ -60,9 +61,9 @@ func TestTemplates(t *testing.T) {
 		t.Errorf("its data disks are %v, want %v", got.DataDisks, want)
 	}
 	if err := s.SetAlias(ctx, member, "mine", "base"); api.CodeOf(err) != api.Forbidden {
-		t.Errorf("a member set an alias: %v", err)
+		t.Errorf("an admin set an alias: %v", err)
 	}
-	if err := s.SetAlias(ctx, admin, "mine", "raw"); err != nil {
+	if err := s.SetAlias(ctx, operator, "mine", "raw"); err != nil {
 		t.Fatal(err)
 	}
 	if got, err := s.Bake(ctx, member, "mine", api.BakeRequest{}); err != nil || got.Name != "raw" || !got.Baked ||
@@ -71,10 +72,10 @@ func TestTemplates(t *testing.T) {
 		t.Errorf("baked %+v, %v", got, err)
 	}
 	if _, err := s.Bake(ctx, member, "base", api.BakeRequest{Force: true}); api.CodeOf(err) != api.Forbidden {
-		t.Errorf("forced bake by a member = %v, want forbidden", err)
+		t.Errorf("forced bake by an admin = %v, want forbidden", err)
 	}
 	h.Fail("startbake", hostapi.ErrNoSpace)
-	if _, err := s.Bake(ctx, admin, "base", api.BakeRequest{Force: true}); api.CodeOf(err) != api.NoSpace {
+	if _, err := s.Bake(ctx, operator, "base", api.BakeRequest{Force: true}); api.CodeOf(err) != api.NoSpace {
 		t.Errorf("bake on a full disk: %v", err)
 	}
 	h.Fail("templates", errors.New("away"))

@@ -140,7 +140,7 @@ func limits(text string) *api.Limits {
 }
 
 // ownedRow finds a user's template that the caller may change: one of the caller's workspace. A template that is shared
-// with all workspaces may be changed only by an admin, a recipe not at all.
+// with all workspaces may be changed only by an operator, a recipe not at all.
 func (s *Service) ownedRow(ctx context.Context, p auth.Principal, name string) (store.Template, error) {
 	row, found, err := s.row(ctx, p, name)
 	if err != nil {
@@ -157,14 +157,19 @@ func (s *Service) ownedRow(ctx context.Context, p auth.Principal, name string) (
 			t.Name,
 		)
 	}
-	if row.Workspace != string(p.Workspace) || row.Everyone && !p.Admin {
-		return store.Template{}, api.Errorf(
-			api.Forbidden,
-			"template %s is shared with all workspaces: only an admin key of its workspace may change it",
-			row.Name,
-		)
+	if row.Workspace != string(p.Workspace) || row.Everyone && !p.Operator {
+		return store.Template{}, errShared(row)
 	}
 	return row, nil
+}
+
+func errShared(row store.Template) error {
+	return api.Errorf(
+		api.Forbidden,
+		"template %s is shared with all workspaces: only an operator's key of workspace %s may change it",
+		row.Name,
+		row.Workspace,
+	)
 }
 
 // Delete removes a user's template with all its versions. Sandboxes that use it continue; its files are removed after
@@ -344,8 +349,8 @@ func (s *Service) Untag(ctx context.Context, p auth.Principal, name, tag string)
 
 // Claim returns the row of the template that the caller's build makes a version of; it may make it.
 //
-// global shares it with all workspaces, which only an admin may do. A name that a recipe has, or a shared template of
-// another workspace, is a conflict.
+// global shares it with all workspaces. Only an operator may do so, or make versions of what is shared. A name that a
+// recipe has, or a shared template of another workspace, is a conflict.
 func (s *Service) Claim(
 	ctx context.Context,
 	p auth.Principal,
@@ -357,8 +362,9 @@ func (s *Service) Claim(
 			"name: %q is not a template name: use 1 to 64 of a-z A-Z 0-9 . _ -", truncate(name)).
 			With("field", "name")
 	}
-	if global && !p.Admin {
-		return row, false, api.Errorf(api.Forbidden, "only an admin key may build a template for everyone")
+	if global && !p.Operator {
+		return row, false, api.Errorf(api.Forbidden, "only an operator's key may build a template for all workspaces").
+			With("field", "global")
 	}
 	recipes, err := s.list(ctx, true)
 	if err != nil {
@@ -370,6 +376,9 @@ func (s *Service) Claim(
 	err = s.db.Write(ctx, "template claim", func(ctx context.Context, tx *store.Tx) error {
 		row, err = tx.TemplateNamed(ctx, string(p.Workspace), name)
 		if err == nil && row.Workspace == string(p.Workspace) {
+			if row.Everyone && !p.Operator {
+				return errShared(row)
+			}
 			if global && !row.Everyone {
 				row.Everyone = true
 				return tx.UpdateTemplate(ctx, &row, "everyone")

@@ -82,7 +82,7 @@ func (w *fixture) wantVersion(p auth.Principal, ref, want string) {
 var (
 	alice = auth.Principal{Workspace: "a"}
 	bob   = auth.Principal{Workspace: "b"}
-	root  = auth.Principal{Workspace: "r", Admin: true}
+	root  = auth.Principal{Workspace: "r", Admin: true, Operator: true}
 )
 
 func TestVersionsAndTags(t *testing.T) {
@@ -225,7 +225,7 @@ func TestTemplatesForEveryone(t *testing.T) {
 			t.Errorf("claimed %q", name)
 		}
 	}
-	other := auth.Principal{Workspace: "o", Admin: true}
+	other := auth.Principal{Workspace: "o", Admin: true, Operator: true}
 	if _, _, err := w.Claim(ctx, other, "tool", true); api.CodeOf(err) != api.Conflict {
 		t.Errorf("claimed for everyone twice: %v", err)
 	}

@@ -3,6 +3,7 @@ package e2b_test
 import (
 	"errors"
 	"io"
+	"net/netip"
 	"strings"
 	"testing"
 
@@ -14,7 +15,7 @@ import (
 // principal returns the principal of the fixture's key.
 func (w *fixture) principal() auth.Principal {
 	w.t.Helper()
-	p, err := w.keys.Authenticate(w.t.Context(), w.key)
+	p, err := w.keys.Authenticate(w.t.Context(), w.key, netip.IPv6Loopback())
 	if err != nil {
 		w.t.Fatal(err)
 	}

@@ -10,14 +10,11 @@ import (
 
 func me(rq *request) (api.Me, error) {
 	p := rq.p
-	role := "member"
-	if p.Admin {
-		role = "admin"
-	}
 	return api.Me{
 		UserID: p.KeyPrefix, CurrentOrg: p.Workspace, CurrentOrgID: p.Workspace, Workspace: p.Workspace,
-		Orgs:       []api.Org{{ID: p.Workspace, Slug: p.Workspace, Name: string(p.Workspace), Role: role}},
-		AuthMethod: "token", TokenPrefix: p.KeyPrefix, Role: role,
+		Orgs:       []api.Org{{ID: p.Workspace, Slug: p.Workspace, Name: string(p.Workspace), Role: string(p.Role)}},
+		AuthMethod: "token", TokenPrefix: p.KeyPrefix, Role: string(p.Role),
+		Operator: p.Operator, Scopes: p.Scopes.List(),
 	}, nil
 }
 
@@ -57,8 +54,10 @@ func listTokens(rq *request) (api.TokenList, error) {
 	out := api.TokenList{Items: make([]api.Token, 0, len(keys))}
 	for _, k := range keys {
 		out.Items = append(out.Items, api.Token{
-			Prefix: k.Prefix, Label: k.Label, Name: k.Label, CreatedAt: k.Created,
-			ExpiresAt: timeOrNil(k.Expires), LastUsedAt: timeOrNil(k.LastUsed), Admin: k.Admin,
+			Prefix: k.Prefix, Label: k.Label, Name: k.Label, Admin: k.Admin(),
+			Role: k.Role, Operator: k.Operator, Scopes: k.Scopes, CIDRs: k.CIDRs, Workspace: k.Workspace,
+			CreatedAt: k.Created, ExpiresAt: timeOrNil(k.Expires), LastUsedAt: timeOrNil(k.LastUsed),
+			ReplacedBy: k.ReplacedBy,
 		})
 	}
 	return out, nil
@@ -73,16 +72,37 @@ func timeOrNil(t time.Time) *time.Time {
 }
 
 func createToken(rq *request, req api.TokenRequest) (api.TokenCreated, error) {
-	k, token, err := rq.s.deps.Keys.Create(rq.r.Context(), rq.p, auth.KeyRequest{
-		Label: req.Label, Admin: req.Admin, Expires: time.Duration(req.ExpiresInDays) * 24 * time.Hour,
-	})
+	ask := auth.KeyRequest{
+		Workspace: req.Workspace, Label: req.Label, Role: req.Role, Operator: req.Operator,
+		Scopes: req.Scopes, CIDRs: req.CIDRs,
+	}
+	if req.ExpiresAt != nil {
+		ask.Expires = *req.ExpiresAt
+	}
+	k, token, err := rq.s.deps.Keys.Create(rq.r.Context(), rq.p, ask)
 	if err != nil {
 		return api.TokenCreated{}, err
 	}
+	return tokenCreated(k, token), nil
+}
+
+func tokenCreated(k auth.Key, token string) api.TokenCreated {
 	return api.TokenCreated{
-		Token: token, Prefix: k.Prefix, Label: k.Label, Name: k.Label, Admin: k.Admin,
+		Token: token, Prefix: k.Prefix, Label: k.Label, Name: k.Label, Admin: k.Admin(),
+		Role: k.Role, Operator: k.Operator, Scopes: k.Scopes, CIDRs: k.CIDRs, Workspace: k.Workspace,
 		CreatedAt: k.Created, ExpiresAt: timeOrNil(k.Expires),
-	}, nil
+	}
+}
+
+func rotateToken(rq *request, req api.RotateRequest) (api.TokenCreated, error) {
+	prefix := rq.r.PathValue("prefix")
+	k, token, until, err := rq.s.deps.Keys.Rotate(rq.r.Context(), rq.p, prefix, req.Overlap())
+	if err != nil {
+		return api.TokenCreated{}, err
+	}
+	out := tokenCreated(k, token)
+	out.Replaces, out.ReplacedUntil = prefix, timeOrNil(until.UTC())
+	return out, nil
 }
 
 func revokeToken(rq *request) error {

@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -30,34 +31,58 @@ import (
 // patience bounds every wait of the tests.
 const patience = 60 * time.Second
 
-// The keys of the tests: an admin and a member of one workspace, and a member of another.
+// The keys of the tests: an operator, an admin, a member and a viewer of one workspace, and an admin of another.
 const (
+	keyOperator = "pds_operator"
 	keyAdmin    = "pds_admin"
 	keyMember   = "pds_member"
 	keyStranger = "pds_stranger"
+	keyViewer   = "pds_viewer"
 )
 
-// keys authenticates the three callers.
+// keys authenticates the callers.
 type keys struct{}
 
-func (keys) Authenticate(_ context.Context, token string) (auth.Principal, error) {
+// caller returns a principal with all rights of a role.
+func caller(workspace api.Workspace, prefix string, role api.Role, operator bool) auth.Principal {
+	return auth.Principal{
+		Workspace: workspace, KeyPrefix: prefix, Role: role, Operator: operator,
+		Admin: role == api.RoleOwner || role == api.RoleAdmin, Scopes: auth.NewScopes(role.Scopes(operator)...),
+	}
+}
+
+func (keys) Authenticate(_ context.Context, token string, _ netip.Addr) (auth.Principal, error) {
 	switch token {
+	case keyOperator:
+		return caller("ours", "pds_oper", api.RoleOwner, true), nil
 	case keyAdmin:
-		return auth.Principal{Workspace: "ours", KeyPrefix: "pds_admi", Admin: true}, nil
+		return caller("ours", "pds_admi", api.RoleAdmin, false), nil
 	case keyMember:
-		return auth.Principal{Workspace: "ours", KeyPrefix: "pds_memb"}, nil
+		return caller("ours", "pds_memb", api.RoleDeveloper, false), nil
+	case keyViewer:
+		return caller("ours", "pds_view", api.RoleViewer, false), nil
 	case keyStranger:
-		return auth.Principal{Workspace: "theirs", KeyPrefix: "pds_stra", Admin: true}, nil
+		return caller("theirs", "pds_stra", api.RoleAdmin, false), nil
 	}
 	return auth.Principal{}, api.Errorf(api.Unauthenticated, "the key does not hold")
 }
 
 func (keys) Create(_ context.Context, _ auth.Principal, r auth.KeyRequest) (auth.Key, string, error) {
-	k := auth.Key{Prefix: "pds_12345678", Label: r.Label, Admin: r.Admin, Created: time.Now()}
-	if r.Expires > 0 {
-		k.Expires = k.Created.Add(r.Expires)
-	}
+	k := auth.Key{Prefix: "pds_12345678", Label: r.Label, Role: r.Role, Created: time.Now(), Expires: r.Expires}
 	return k, "pds_12345678901234567890123456789012", nil
+}
+
+func (keys) Rotate(
+	_ context.Context,
+	_ auth.Principal,
+	prefix string,
+	overlap time.Duration,
+) (key auth.Key, token string, until time.Time, err error) {
+	if prefix != "pds_admi" {
+		return key, "", until, api.Errorf(api.NotFound, "no key %s", prefix)
+	}
+	key = auth.Key{Prefix: "pds_12345678", Role: api.RoleAdmin, Created: time.Now()}
+	return key, "pds_12345678901234567890123456789012", key.Created.Add(overlap), nil
 }
 
 func (keys) List(context.Context, auth.Principal) ([]auth.Key, error) {

@@ -709,7 +709,7 @@ func TestKeysAndMe(t *testing.T) {
 			t.Errorf("choice of %s: got %d %s", body, a.status, a.body)
 		}
 	}
-	if me.CurrentOrg != "ours" || me.AuthMethod != "token" || len(me.Orgs) != 1 || me.Role != "member" {
+	if me.CurrentOrg != "ours" || me.AuthMethod != "token" || len(me.Orgs) != 1 || me.Role != "developer" {
 		t.Errorf("got me %+v", me)
 	}
 }
@@ -725,7 +725,7 @@ func TestNode(t *testing.T) {
 			t.Errorf("%s: got %d %.200s, want 200", path, a.status, a.body)
 		}
 	}
-	a := w.do("GET", "/metrics", "", as(keyAdmin))
+	a := w.do("GET", "/metrics", "", as(keyOperator))
 	for _, want := range []string{
 		`pandastack_sandboxes{state="running"} 1`,
 		`pandastack_sandbox_creates_total{boot_mode="snapshot",result="ok"} 1`,
@@ -751,7 +751,7 @@ func TestNode(t *testing.T) {
 		t.Errorf("got the overview of another workspace %+v, want it empty", theirs)
 	}
 	var boots api.BootStats
-	w.do("GET", "/stats/boot", "", as(keyAdmin)).json(t, &boots)
+	w.do("GET", "/stats/boot", "", as(keyOperator)).json(t, &boots)
 	if len(boots.Boots) != 1 || boots.Boots[0].BootMode != "snapshot" || boots.Boots[0].Count != 2 {
 		t.Errorf("got boots %+v", boots)
 	}

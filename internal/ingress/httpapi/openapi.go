@@ -92,8 +92,12 @@ func operation(reg huma.Registry, rt route, method string) *huma.Operation {
 	if rt.access != public {
 		op.Security = []map[string][]string{{"key": {}}}
 	}
-	if rt.access == admin {
+	switch rt.access {
+	case admin:
 		op.Description = "Needs an admin's key."
+	case operator:
+		op.Description = "Needs an operator's key."
+	default:
 	}
 	if rt.in != nil {
 		op.RequestBody = &huma.RequestBody{Content: jsonOf(reg, rt.in), Required: rt.pattern == sandboxPath+"/exec"}

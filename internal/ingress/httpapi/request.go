@@ -3,6 +3,7 @@ package httpapi
 import (
 	"encoding/json"
 	"net/http"
+	"net/netip"
 	"net/url"
 	"strconv"
 	"strings"
@@ -88,12 +89,16 @@ func (s *Server) authorize(rq *request, rt route) error {
 	if token == "" {
 		return api.Errorf(api.Unauthenticated, "no key: send the header Authorization: Bearer pds_...")
 	}
-	p, err := s.deps.Keys.Authenticate(rq.r.Context(), token)
+	from, _ := netip.ParseAddrPort(rq.r.RemoteAddr)
+	p, err := s.deps.Keys.Authenticate(rq.r.Context(), token, from.Addr())
 	if err != nil {
 		return err
 	}
 	if rt.access == admin && !p.Admin {
 		return api.Errorf(api.Forbidden, "this needs an admin's key, and the key %s is none", p.KeyPrefix)
+	}
+	if rt.access == operator && !p.Operator {
+		return api.Errorf(api.Forbidden, "this needs an operator's key, and the key %s is none", p.KeyPrefix)
 	}
 	rq.p = p
 	return nil

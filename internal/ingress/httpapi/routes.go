@@ -15,9 +15,10 @@ import (
 type access string
 
 const (
-	public access = "public" // anybody
-	user   access = "user"   // the holder of a key, who sees what the key's workspace owns
-	admin  access = "admin"  // the holder of an admin's key
+	public   access = "public"   // anybody
+	user     access = "user"     // the holder of a key, who sees what the key's workspace owns
+	admin    access = "admin"    // the holder of an admin's key
+	operator access = "operator" // the holder of an operator's key
 )
 
 // route is one line of the table.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"net/http"
+	"net/netip"
 	"net/url"
 	"path"
 	"strings"
@@ -121,10 +122,16 @@ type Templates interface {
 
 // Keys are the methods of *auth.Keys that this API uses.
 type Keys interface {
-	Authenticate(ctx context.Context, token string) (auth.Principal, error)
+	Authenticate(ctx context.Context, token string, from netip.Addr) (auth.Principal, error)
 	Create(ctx context.Context, p auth.Principal, req auth.KeyRequest) (auth.Key, string, error)
 	List(ctx context.Context, p auth.Principal) ([]auth.Key, error)
 	Revoke(ctx context.Context, p auth.Principal, prefix string) error
+	Rotate(
+		ctx context.Context,
+		p auth.Principal,
+		prefix string,
+		overlap time.Duration,
+	) (key auth.Key, token string, until time.Time, err error)
 }
 
 // UsageHistory returns what sandboxes used over time; *metricshistory.History does.

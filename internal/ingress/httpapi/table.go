@@ -247,6 +247,8 @@ func keyRoutes() []route {
 		withAccess(admin, get("/v1/me/tokens", "List keys", jsonOut(200, listTokens))),
 		withAccess(admin, post("/v1/me/tokens", "Create a key, which is shown only once", jsonInOut(201, createToken))),
 		withAccess(admin, del("/v1/me/tokens/{prefix}", "Revoke a key at once", noContent(revokeToken))),
+		withAccess(admin, post("/v1/me/tokens/{prefix}/rotate",
+			"Make a key with the rights of another one, which ends after an overlap", jsonInOut(201, rotateToken))),
 	)
 }
 
@@ -254,8 +256,8 @@ func nodeRoutes() []route {
 	const boots = "Get how fast sandboxes that were created here started lately, by the way of starting"
 	return tagged("node",
 		get("/v1/capacity", "Get what the node has and has promised", jsonOut(200, capacity)),
-		withAccess(admin, get("/stats/boot", boots, jsonOut(200, bootStats))),
-		alias(withAccess(admin, get("/v1/stats/boot", boots, jsonOut(200, bootStats)))),
+		withAccess(operator, get("/stats/boot", boots, jsonOut(200, bootStats))),
+		alias(withAccess(operator, get("/v1/stats/boot", boots, jsonOut(200, bootStats)))),
 		withAccess(admin, get("/v1/audit", "List who did what and when", jsonOut(200, listAudit),
 			param{"since", "string", "Not before this time, RFC 3339."},
 			param{"target", "string", "Done to this id."},
@@ -265,7 +267,7 @@ func nodeRoutes() []route {
 		withAccess(public, get("/version", "Get the version of the server", jsonOut(200, version))),
 		alias(withAccess(public, get("/v1/version", "Get the version of the server", jsonOut(200, version)))),
 		alias(withAccess(public, get("/v1/health", "Report whether the server runs", jsonOut(200, health)))),
-		withAccess(admin, get("/metrics", "Get metrics for Prometheus", raw("text/plain", prometheusText))),
+		withAccess(operator, get("/metrics", "Get metrics for Prometheus", raw("text/plain", prometheusText))),
 		withAccess(public, get("/openapi.json", "Get this document", raw("application/json", openAPI))),
 		alias(withAccess(public, get("/v1/openapi.json", "Get this document", raw("application/json", openAPI)))),
 	)

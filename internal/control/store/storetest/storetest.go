@@ -322,7 +322,7 @@ func keys(t *testing.T, db *store.DB) {
 				ctx,
 				&store.Key{Prefix: "p2", Workspace: "w", Hash: "h2", Created: 2},
 			),
-			tx.TouchKey(ctx, "p1", 9),
+			tx.TouchKeys(ctx, map[string]int64{"p1": 9, "missing": 9}),
 			tx.SetMaxSandboxes(ctx, "w", 3),
 		)
 	})

@@ -18,6 +18,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/netip"
 	"slices"
 	"strings"
 	"time"
@@ -39,7 +40,7 @@ type Templates interface {
 
 // Keys authenticates callers; *auth.Keys does.
 type Keys interface {
-	Authenticate(ctx context.Context, token string) (auth.Principal, error)
+	Authenticate(ctx context.Context, token string, from netip.Addr) (auth.Principal, error)
 }
 
 // Config configures a Server.
@@ -118,7 +119,8 @@ func (s *Server) authenticated(rt route) http.HandlerFunc {
 		if digits, ok := strings.CutPrefix(token, "e2b_"); ok {
 			token = "pds_" + digits
 		}
-		p, err := s.keys.Authenticate(r.Context(), token)
+		from, _ := netip.ParseAddrPort(r.RemoteAddr)
+		p, err := s.keys.Authenticate(r.Context(), token, from.Addr())
 		if err != nil {
 			writeError(w, err)
 			return
