@@ -44,7 +44,9 @@ func (a *app) conformance() *cobra.Command {
 		if err != nil {
 			return local(err)
 		}
-		return a.conform(c.Context(), conformance.Options{DataDir: l.DataDir, Agent: l.Agent(), Open: open})
+		return a.conform(c.Context(), conformance.Options{
+			DataDir: l.DataDir, Agent: l.Agent(), Open: open, DisableJail: l.Node.VMM.DisableJail,
+		})
 	}
 	return c
 }

@@ -24,16 +24,15 @@ type Options struct {
 	// Open opens a driver that stores its files below dir. The suite calls it again to simulate a new host agent.
 	Open func(ctx context.Context, dir string) (vmm.Driver, error)
 	Log  func(line string) // receives the log of building the root disk; may be nil
+	// DisableJail runs the monitors as this process's user and outside a jail, as the node's setting does.
+	DisableJail bool
 }
-
-// monitorUser is the unprivileged user and group of the monitors.
-const monitorUser = 65534
 
 // memoryMiB is the memory of each machine.
 const memoryMiB = 256
 
-// Lab prepares the data directory for the suite. The returned function removes everything but the root disk, which the
-// next run uses again.
+// Lab prepares the data directory for the suite. Monitors run in a jail, as those of a node do. The returned function
+// removes everything but the root disk, which the next run uses again.
 func Lab(ctx context.Context, o Options) (vmmtest.Lab, func() error, error) {
 	boot, err := kernel.Find(ctx, filepath.Join(o.DataDir, "kernel"), o.Agent)
 	if err != nil {
@@ -45,9 +44,13 @@ func Lab(ctx context.Context, o Options) (vmmtest.Lab, func() error, error) {
 	}
 	root, err := rootDisk(ctx, o)
 	if err != nil {
-		return vmmtest.Lab{}, nil, errors.Join(fmt.Errorf("build the root disk: %w", err), a.close())
+		return vmmtest.Lab{}, nil, errors.Join(fmt.Errorf("build the root disk: %w", err), a.close(ctx))
 	}
-	dir := a.dir
+	confine, err := a.confine(ctx, o)
+	if err != nil {
+		return vmmtest.Lab{}, nil, errors.Join(fmt.Errorf("make a jail: %w", err), a.close(ctx))
+	}
+	dir, uid, gid := a.dir, confine.UID, confine.GID
 	return vmmtest.Lab{
 		Dir: dir,
 		Open: func(t vmmtest.TB) vmm.Driver {
@@ -65,10 +68,10 @@ func Lab(ctx context.Context, o Options) (vmmtest.Lab, func() error, error) {
 		},
 		Spec: vmm.Spec{
 			VCPUs: 1, MemoryMiB: memoryMiB, Kernel: boot.Kernel, Initramfs: boot.Initramfs, Cmdline: boot.Cmdline,
-			Confine: vmm.Confine{UID: monitorUser, GID: monitorUser},
+			Confine: confine,
 		},
 		Disk: func(t vmmtest.TB, path string) {
-			if err := errors.Join(disk.Clone(root, path), os.Chown(path, monitorUser, monitorUser)); err != nil {
+			if err := errors.Join(disk.Clone(root, path), os.Chown(path, uid, gid)); err != nil {
 				t.Fatal(err)
 			}
 		},
@@ -77,7 +80,7 @@ func Lab(ctx context.Context, o Options) (vmmtest.Lab, func() error, error) {
 			if err == nil {
 				err = errors.Join(
 					imagebuild.Ext4(t.Context(), empty, path, 32, "data", o.Log),
-					os.Chown(path, monitorUser, monitorUser),
+					os.Chown(path, uid, gid),
 					os.Remove(empty),
 				)
 			}
@@ -90,12 +93,12 @@ func Lab(ctx context.Context, o Options) (vmmtest.Lab, func() error, error) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			err = errors.Join(disk.CloneInto(from.Name(), f), f.Close(), os.Chown(to, monitorUser, monitorUser))
+			err = errors.Join(disk.CloneInto(from.Name(), f), f.Close(), os.Chown(to, uid, gid))
 			if err != nil {
 				t.Fatal(err)
 			}
 		},
-	}, a.close, nil
+	}, func() error { return a.close(ctx) }, nil
 }
 
 // abandon simulates the death of a host agent: it closes the driver and leaves the machines running.

@@ -4,18 +4,58 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"os"
 	"path/filepath"
+	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/pandastack/pandastack/internal/os/jail"
 	"github.com/pandastack/pandastack/internal/vmm"
 )
 
-// workdir is the directory of one run's machines. It is removed at the end of the run.
+// workdir is the directory of one run's machines, and the jail of their monitors. It is removed at the end of the run.
 type workdir struct {
-	dir  string
-	lock *os.File
+	dir    string
+	lock   *os.File
+	jail   *jail.Manager // nil: none
+	cgroup *jail.Cgroup
+}
+
+// jailTimeout bounds the removal of a jail, whose processes have been killed before.
+const jailTimeout = 30 * time.Second
+
+// confine makes the jail of all monitors of the run. An interrupted run's jail is removed first.
+func (a *workdir) confine(ctx context.Context, o Options) (c vmm.Confine, err error) {
+	if o.DisableJail {
+		return vmm.Confine{}, nil
+	}
+	layout, err := jail.Probe()
+	if err != nil {
+		return c, err
+	}
+	programs := filepath.Join(a.dir, "jail")
+	if err := os.Mkdir(programs, 0o711); err != nil {
+		return c, err
+	}
+	// Two data directories can be used at the same time, and one that is used again has the same names.
+	name := fnv.New32a()
+	_, _ = name.Write([]byte(a.dir)) // never fails
+	a.jail, err = jail.New(jail.Config{
+		Hierarchy: layout, Prefix: fmt.Sprintf("panda-conform-%x", name.Sum32()), ProgramsDir: programs,
+	})
+	if err != nil {
+		return c, err
+	}
+	if c.UID, c.GID, err = a.jail.User(0); err != nil {
+		return c, err
+	}
+	if a.cgroup, err = a.jail.Create(ctx, "monitors", jail.Limits{}); err != nil {
+		return c, err
+	}
+	c.Jail = a.cgroup
+	return c, nil
 }
 
 // openWorkdir locks the work directory in a data directory for one run. It first kills the monitors and removes the
@@ -69,5 +109,15 @@ func (a *workdir) removeRemnants(ctx context.Context, o Options) (err error) {
 	return errors.Join(err, os.RemoveAll(a.dir))
 }
 
-// close removes the work directory and unlocks it.
-func (a *workdir) close() error { return errors.Join(os.RemoveAll(a.dir), a.lock.Close()) }
+// close removes the jail and the work directory and unlocks it, even if ctx has ended.
+func (a *workdir) close(ctx context.Context) (err error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), jailTimeout)
+	defer cancel()
+	if a.cgroup != nil {
+		err = a.cgroup.Destroy(ctx)
+	}
+	if a.jail != nil {
+		err = errors.Join(err, a.jail.Close())
+	}
+	return errors.Join(err, os.RemoveAll(a.dir), a.lock.Close())
+}

@@ -57,7 +57,7 @@ func TestWorkdirIsExclusive(t *testing.T) {
 			machine,
 		)
 	}
-	if err := a.close(); err != nil {
+	if err := a.close(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(a.dir); !errors.Is(err, fs.ErrNotExist) {
