@@ -39,7 +39,7 @@ type CheckpointStatus interface {
 // Reclaimer is a Machine whose guest can be asked to return memory while it runs.
 type Reclaimer interface {
 	// Reclaim asks the guest to do without mib MiB in total; 0 gives all of it back to the guest. A guest may
-	// refuse: this is a request and no limit.
+	// refuse: this is a request and no limit. The error is ErrNotActive until the guest's driver is active.
 	Reclaim(ctx context.Context, mib int) error
 }
 

@@ -72,6 +72,10 @@ type Usage struct {
 // ErrGone says that a machine's monitor has ended.
 var ErrGone = errors.New("monitor has ended")
 
+// ErrNotActive says that the guest's driver of a device is not active: a guest that is still booting may activate it
+// later.
+var ErrNotActive = errors.New("the guest's driver of the device is not active")
+
 // MismatchError says why an image cannot be restored on this host.
 type MismatchError struct{ Field, Image, Host string }
 

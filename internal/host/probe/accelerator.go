@@ -1,6 +1,7 @@
 package probe
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -14,6 +15,7 @@ import (
 	"strings"
 	"syscall"
 	"time"
+	"unicode"
 
 	"github.com/pandastack/pandastack/internal/image/kernel"
 	"github.com/pandastack/pandastack/internal/lib/durable"
@@ -162,9 +164,32 @@ func waitForKernelOutput(ctx context.Context, name string, limit time.Duration, 
 		return nil
 	}
 	if cause := context.Cause(ctx); errors.Is(cause, silent) {
+		if said := words(append(complaint.data, lastWords(console)...)); said != "" {
+			return fmt.Errorf("%w; %s printed: %s", cause, name, said)
+		}
 		return cause
 	}
-	return fmt.Errorf("%s %w: %s", name, err, complaint.text())
+	said := words(append(complaint.data, lastWords(console)...))
+	return fmt.Errorf("%s %w: %s", name, err, cmp.Or(said, "no message"))
+}
+
+// lastWords returns the end of what a monitor and its guest printed. Firecracker prints its errors there.
+func lastWords(console *os.File) []byte {
+	const most = 1024
+	size, err := console.Seek(0, io.SeekEnd)
+	if err != nil {
+		return nil
+	}
+	text := make([]byte, min(size, most))
+	n, _ := console.ReadAt(text, size-int64(len(text))) // what can be read of it
+	return append([]byte(" "), text[:n]...)
+}
+
+// words returns text as words on one line, without control characters.
+func words(text []byte) string {
+	return strings.Join(strings.FieldsFunc(string(text), func(r rune) bool {
+		return unicode.IsSpace(r) || !unicode.IsPrint(r)
+	}), " ")
 }
 
 // waitForMarker waits for the marker in the console, and returns nil, or for the end of the monitor.
@@ -221,14 +246,6 @@ type tail struct{ data []byte }
 func (t *tail) Write(p []byte) (int, error) {
 	t.data = append(t.data, p[:min(len(p), 1024-len(t.data))]...)
 	return len(p), nil
-}
-
-func (t *tail) text() string {
-	text := strings.Join(strings.Fields(string(t.data)), " ")
-	if text == "" {
-		return "no message"
-	}
-	return text
 }
 
 func (c Config) accelerator(ctx context.Context) Finding {

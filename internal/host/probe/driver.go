@@ -132,7 +132,7 @@ func bootFirecracker(ctx context.Context, binary, kernel string) error {
 
 func (c Config) firecracker(ctx context.Context) Finding {
 	const install = "install Firecracker 1.15.1 or a later 1.15, or 1.17 or newer, in PATH or set vmm.firecracker"
-	_, version, err := firecracker.Find(ctx, c.Firecracker)
+	path, version, err := firecracker.Find(ctx, c.Firecracker)
 	wanted := c.Driver == FirecrackerDriver
 	if errors.Is(err, exec.ErrNotFound) || errors.Is(err, fs.ErrNotExist) {
 		switch _, kvm := os.Stat("/dev/kvm"); {
@@ -147,10 +147,10 @@ func (c Config) firecracker(ctx context.Context) Finding {
 		err = firecracker.CheckRelease(version)
 	}
 	if err == nil && c.Jailer != "" {
-		if err := firecracker.CheckJailer(ctx, c.Jailer, version); err != nil {
+		if err := firecracker.CheckJailer(ctx, c.Jailer, path, version); err != nil {
 			return fail(
-				"set vmm.jailer to the jailer of this Firecracker release, or leave it empty: the node has a jail "+
-					"of its own",
+				"set vmm.jailer to the jailer of this release and vmm.firecracker to its static program, or leave "+
+					"vmm.jailer empty: the node has a jail of its own",
 				"%v",
 				err,
 			)

@@ -3,12 +3,15 @@ package probe_test
 import (
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/pandastack/pandastack/internal/host/probe"
 	"github.com/pandastack/pandastack/internal/vmm"
+	"github.com/pandastack/pandastack/internal/vmm/firecracker"
+	"github.com/pandastack/pandastack/internal/vmm/firecracker/fcapi"
 )
 
 // monitors are stand-ins for a Firecracker of a release, whose exit is given, and a QEMU that runs guests by
@@ -51,6 +54,7 @@ func TestChooseDriver(t *testing.T) {
 		{"faulty", "1.16.0", speaks, "auto", "qemu", "1.16.0 is not used"},
 		{"broken", "1.17.0", "echo no KVM >&2; exit 1", "auto", "qemu", "no KVM"},
 		{"broken_and_set", "1.17.0", "echo no KVM >&2; exit 1", "firecracker", "", "no KVM"},
+		{"broken_says_so_on_stdout", "1.17.0", "echo no rights; exit 1", "auto", "qemu", "no rights"},
 		{"not_asked", "1.15.1", speaks, "qemu", "qemu", ""},
 	} {
 		t.Run(r.name, func(t *testing.T) {
@@ -110,6 +114,29 @@ func TestJailerRow(t *testing.T) {
 			(f.Level == probe.Fail) == (f.Fix == "") {
 			t.Errorf("%s: got %+v", name, f)
 		}
+	}
+}
+
+// TestDynamicProgram checks that a program which the jailer cannot run is found.
+func TestDynamicProgram(t *testing.T) {
+	program, err := exec.LookPath("true")
+	if err == nil {
+		program, err = filepath.EvalSymlinks(program)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	jailer := filepath.Join(t.TempDir(), "jailer")
+	if err := os.WriteFile(jailer, []byte("#!/bin/sh\necho Jailer v1.17.0\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	version := fcapi.Version{Major: 1, Minor: 17}
+	if err := firecracker.CheckJailer(t.Context(), jailer, program, version); err == nil ||
+		!strings.Contains(err.Error(), "shared libraries") {
+		t.Errorf("CheckJailer with %s = %v, want an error about shared libraries", program, err)
+	}
+	if err := firecracker.CheckJailer(t.Context(), jailer, jailer, version); err != nil {
+		t.Errorf("CheckJailer with a script = %v, want nil", err)
 	}
 }
 

@@ -137,11 +137,13 @@ func (m *machine) Capture(ctx context.Context) (vmm.Capture, error) {
 	if m.Phase() != vmmproc.Paused {
 		return nil, fmt.Errorf("capture machine %s: it is not paused", m.spec.ID)
 	}
-	ctx, cancel := m.driver.monitors.WithTimeout(ctx, "capture of the machine")
-	defer cancel()
-	c, err := m.capture(ctx)
+	var c *capture
+	err := m.request(ctx, "capture of the machine", func(ctx context.Context) (err error) {
+		c, err = m.capture(ctx)
+		return err
+	})
 	if err != nil {
-		return nil, fmt.Errorf("capture machine %s: %w", m.spec.ID, m.WithExitReason(ctx, err))
+		return nil, fmt.Errorf("capture machine %s: %w", m.spec.ID, err)
 	}
 	return c, nil
 }

@@ -15,39 +15,51 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm/vmmproc"
 )
 
-// maxPending bounds the bytes that are written before the guest is connected.
-const maxPending = 1 << 20
+// maxKept bounds the bytes that are kept to be sent again.
+const maxKept = 1 << 20
 
 // channel is this process's end of the guest channel. It may be written before the guest is
 // connected: the data is kept and sent first. Reading waits for the connection.
+//
+// Until the guest's first byte arrives, a connection may be a dead one: Firecracker before 1.16
+// opens connections to a guest that has just been captured or restored and then drops them, with
+// what was written to them. Therefore everything written is kept until then. If the connection ends
+// before, the channel connects again and sends it again. Beyond maxKept, the connection at hand is
+// the last one.
 type channel struct {
 	ctx           context.Context // canceled when the channel is closed or the monitor has exited
 	end           context.CancelFunc
-	ready         chan struct{} // closed when conn is set
 	deadlineMoved chan struct{} // receives a value when a deadline has changed
+	lost          chan struct{} // receives a value when a connection has ended that will be replaced
+	settled       chan struct{} // closed when no connection will be replaced anymore
 
-	mu      sync.Mutex
-	conn    net.Conn
-	pending []byte
-	read    time.Time // deadlines, used until conn is set
-	write   time.Time
+	mu    sync.Mutex
+	ready chan struct{} // closed when conn is set; replaced when conn is lost
+	conn  net.Conn
+	last  bool   // settled is closed
+	kept  []byte // sent to every new connection
+	read  time.Time
+	write time.Time // deadlines, used until conn is set
 }
 
 var _ net.Conn = (*channel)(nil)
 
 func newChannel(lifetime context.Context) *channel {
-	c := &channel{ready: make(chan struct{}), deadlineMoved: make(chan struct{}, 1)}
+	c := &channel{
+		ready: make(chan struct{}), deadlineMoved: make(chan struct{}, 1), lost: make(chan struct{}, 1),
+		settled: make(chan struct{}),
+	}
 	c.ctx, c.end = context.WithCancel(lifetime)
 	return c
 }
 
-// attach sets the connection of the channel and closes it on failure. It sends the pending data
-// first; more data may be written meanwhile.
+// attach sets the connection of the channel and closes it on failure. It sends the kept data first;
+// more data may be written meanwhile.
 func (c *channel) attach(conn net.Conn) error {
 	sent := 0
 	for {
 		c.mu.Lock()
-		rest := c.pending[sent:]
+		rest := c.kept[sent:]
 		if len(rest) == 0 {
 			break
 		}
@@ -69,16 +81,44 @@ func (c *channel) attach(conn net.Conn) error {
 	if err != nil {
 		return errors.Join(err, conn.Close())
 	}
-	c.conn, c.pending = conn, nil
+	c.conn = conn
 	close(c.ready)
 	return nil
+}
+
+// settle makes the connection at hand the last one. The caller holds c.mu.
+func (c *channel) settle() {
+	if !c.last {
+		c.last, c.kept = true, nil
+		close(c.settled)
+	}
+}
+
+// replace closes a connection that has failed and reports whether the channel gets another one, or
+// has it already.
+func (c *channel) replace(conn net.Conn) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.ctx.Err() != nil {
+		return false
+	}
+	if c.conn != conn {
+		return true
+	}
+	if c.last {
+		return false
+	}
+	c.conn, c.ready = nil, make(chan struct{})
+	_ = conn.Close() // it has failed already
+	c.lost <- struct{}{}
+	return true
 }
 
 // waitConn waits for the connection and returns it.
 func (c *channel) waitConn(deadline func() time.Time) (net.Conn, error) {
 	for {
 		c.mu.Lock()
-		conn, at := c.conn, deadline()
+		conn, ready, at := c.conn, c.ready, deadline()
 		c.mu.Unlock()
 		if conn != nil {
 			return conn, nil
@@ -90,7 +130,7 @@ func (c *channel) waitConn(deadline func() time.Time) (net.Conn, error) {
 			late = t.C
 		}
 		select {
-		case <-c.ready:
+		case <-ready:
 		case <-c.deadlineMoved:
 		case <-c.ctx.Done():
 			return nil, net.ErrClosed
@@ -101,11 +141,22 @@ func (c *channel) waitConn(deadline func() time.Time) (net.Conn, error) {
 }
 
 func (c *channel) Read(p []byte) (int, error) {
-	conn, err := c.waitConn(func() time.Time { return c.read })
-	if err != nil {
-		return 0, err
+	for {
+		conn, err := c.waitConn(func() time.Time { return c.read })
+		if err != nil {
+			return 0, err
+		}
+		n, err := conn.Read(p)
+		if n > 0 {
+			c.mu.Lock()
+			c.settle()
+			c.mu.Unlock()
+			return n, err
+		}
+		if err == nil || errors.Is(err, os.ErrDeadlineExceeded) || !c.replace(conn) {
+			return n, err
+		}
 	}
-	return conn.Read(p)
 }
 
 func (c *channel) Write(p []byte) (int, error) {
@@ -114,16 +165,31 @@ func (c *channel) Write(p []byte) (int, error) {
 		c.mu.Unlock()
 		return 0, net.ErrClosed
 	}
-	if c.conn == nil && len(c.pending)+len(p) <= maxPending {
-		c.pending = append(c.pending, p...)
-		c.mu.Unlock()
-		return len(p), nil
+	conn, kept := c.conn, !c.last && len(c.kept)+len(p) <= maxKept
+	if kept {
+		c.kept = append(c.kept, p...)
+	}
+	if !kept && conn != nil {
+		c.settle()
 	}
 	c.mu.Unlock()
+	if kept {
+		if conn == nil {
+			return len(p), nil
+		}
+		n, err := conn.Write(p)
+		if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) && c.replace(conn) {
+			return len(p), nil // it is sent again
+		}
+		return n, err
+	}
 	conn, err := c.waitConn(func() time.Time { return c.write })
 	if err != nil {
 		return 0, err
 	}
+	c.mu.Lock()
+	c.settle()
+	c.mu.Unlock()
 	return conn.Write(p)
 }
 
@@ -210,7 +276,8 @@ func (m *machine) closeChannel() {
 	}
 }
 
-// connectChannel connects a channel in a goroutine, which ends with the channel.
+// connectChannel connects a channel in a goroutine, which ends with the channel or once its
+// connection is the last one.
 func (m *machine) connectChannel(c *channel) {
 	m.helpers.Go(func() {
 		for wait := newBackoff(guestRetryMax); ; {
@@ -218,7 +285,13 @@ func (m *machine) connectChannel(c *channel) {
 			if err == nil {
 				stop := context.AfterFunc(c.ctx, func() { _ = conn.Close() })
 				if c.attach(conn) == nil {
-					return
+					select {
+					case <-c.settled:
+						return
+					case <-c.ctx.Done():
+						return
+					case <-c.lost:
+					}
 				}
 				stop()
 			}

@@ -51,7 +51,9 @@ type Driver struct {
 
 var _ vmm.Driver = (*Driver)(nil)
 
-// Find returns the path and version of Firecracker. binary is a path, or "" for the one in PATH.
+// Find returns the path and version of Firecracker. binary is a path, or "" for the one in PATH. The
+// returned path is that of the program itself: the jailer names its directory after the target of a
+// symbolic link.
 func Find(ctx context.Context, binary string) (path string, v fcapi.Version, err error) {
 	if binary == "" {
 		binary = "firecracker"
@@ -61,6 +63,9 @@ func Find(ctx context.Context, binary string) (path string, v fcapi.Version, err
 	}
 	if path, err = filepath.Abs(path); err != nil {
 		return "", v, err
+	}
+	if path, err = filepath.EvalSymlinks(path); err != nil {
+		return "", v, fmt.Errorf("find Firecracker: %w", err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, versionLimit)
 	defer cancel()
@@ -97,7 +102,7 @@ func New(ctx context.Context, config Config) (*Driver, error) {
 		)
 	}
 	if config.Jailer != "" {
-		if err := CheckJailer(ctx, config.Jailer, version); err != nil {
+		if err := CheckJailer(ctx, config.Jailer, path, version); err != nil {
 			return nil, err
 		}
 	}

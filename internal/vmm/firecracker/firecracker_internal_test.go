@@ -98,16 +98,104 @@ func TestChannelSendsPendingWrites(t *testing.T) {
 	}
 }
 
+// TestChannelSendsAgain checks that a connection which ends before the guest's first byte is replaced,
+// that everything written is sent again, and that this ends with the first byte.
+func TestChannelSendsAgain(t *testing.T) {
+	c := newChannel(t.Context())
+	defer c.Close()
+	first, guest1 := pipe(t)
+	if err := c.attach(first); err != nil {
+		t.Fatal(err)
+	}
+	got := make(chan string, 2)
+	go func() {
+		buf := make([]byte, 3)
+		_, _ = io.ReadFull(guest1, buf) // shows in what is compared below
+		got <- string(buf)
+		_ = guest1.Close()
+	}()
+	if _, err := c.Write([]byte("one")); err != nil {
+		t.Fatal(err)
+	}
+	if first := <-got; first != "one" {
+		t.Fatalf("the first connection received %q, want \"one\"", first)
+	}
+	read := make(chan error, 1)
+	answer := make([]byte, 2)
+	go func() {
+		_, err := io.ReadFull(c, answer)
+		read <- err
+	}()
+	select {
+	case <-c.lost:
+	case err := <-read:
+		t.Fatalf("Read of a dead connection = %v, want it to wait for another one", err)
+	}
+	if n, err := c.Write([]byte("two")); err != nil || n != 3 {
+		t.Fatalf("Write between connections = %d, %v; want 3, nil", n, err)
+	}
+	second, guest2 := pipe(t)
+	attached := make(chan error, 1)
+	go func() { attached <- c.attach(second) }()
+	whole := make([]byte, 6)
+	if _, err := io.ReadFull(guest2, whole); err != nil || string(whole) != "onetwo" {
+		t.Fatalf("the second connection received %q, %v; want \"onetwo\"", whole, err)
+	}
+	if err := <-attached; err != nil {
+		t.Fatal(err)
+	}
+	if _, err := guest2.Write([]byte("ok")); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-read; err != nil || string(answer) != "ok" {
+		t.Fatalf("Read() = %q, %v; want \"ok\"", answer, err)
+	}
+	if len(c.kept) != 0 {
+		t.Errorf("%d bytes are still kept after the guest's first byte, want none", len(c.kept))
+	}
+	_ = guest2.Close()
+	if _, err := c.Read(answer); !errors.Is(err, io.EOF) {
+		t.Errorf("Read of the last connection = %v, want io.EOF", err)
+	}
+	if _, err := c.Write([]byte("x")); err == nil {
+		t.Error("Write to the last connection succeeded after its end, want an error")
+	}
+}
+
+// TestChannelKeepsNoMore checks that a connection on which more was written than is kept is the last
+// one.
+func TestChannelKeepsNoMore(t *testing.T) {
+	c := newChannel(t.Context())
+	defer c.Close()
+	ours, theirs := pipe(t)
+	if err := c.attach(ours); err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		_, _ = io.CopyN(io.Discard, theirs, maxKept+1)
+		_ = theirs.Close()
+	}()
+	if _, err := c.Write(make([]byte, maxKept)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Write([]byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
+		t.Errorf("Read() = %v, want io.EOF", err)
+	}
+}
+
 func TestChannelBounds(t *testing.T) {
 	c := newChannel(t.Context())
-	if _, err := c.Write(make([]byte, maxPending)); err != nil {
+	if _, err := c.Write(make([]byte, maxKept)); err != nil {
 		t.Fatal(err)
 	}
 	if err := c.SetDeadline(time.Now().Add(10 * time.Millisecond)); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := c.Write([]byte("x")); !errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Errorf("Write beyond maxPending = %v, want ErrDeadlineExceeded", err)
+		t.Errorf("Write beyond maxKept = %v, want ErrDeadlineExceeded", err)
 	}
 	if _, err := c.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("Read() = %v, want ErrDeadlineExceeded", err)

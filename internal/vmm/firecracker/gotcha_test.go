@@ -58,6 +58,21 @@ var gotchas = []gotcha{
 		nil,
 	},
 	{"unknown fields are refused", []string{"vmm/firecracker/fcapi: TestGates", "vmm/firecracker: TestMachines"}, nil},
+	{
+		"a request over 51200 bytes is refused, and its rest is parsed as requests",
+		[]string{"vmm/firecracker/fcapi: TestTooLarge", "vmm/firecracker/fctest: TestRules"},
+		nil,
+	},
+	{
+		"a balloon and hotplugged memory answer 400 until the guest's driver is active",
+		[]string{"vmm/firecracker: TestInactiveDevices", "vmm/firecracker/fctest: TestActiveDevices"},
+		nil,
+	},
+	{
+		"a request right after a failed load may abort the process",
+		[]string{"vmm/firecracker: TestRequestFailures", "vmm/firecracker/fctest: TestLoadRules"},
+		nil,
+	},
 	{"free page hinting has its own routes and a race", nil, []string{"hinting"}},
 	{
 		"an unbounded console fills the host's disk",
@@ -78,8 +93,18 @@ var gotchas = []gotcha{
 	{"a process is of no use after a failed load", []string{"vmm/firecracker: TestRequestFailures"}, nil},
 	// Processes and the jailer.
 	{
-		"the jailer uses cgroup v1 by default",
+		"the jailer moves a monitor into a cgroup with the program's name if it is told to use cgroup v2",
 		[]string{"vmm/firecracker/fctest: TestJailerCommandLine", "vmm/firecracker: TestOfficialJailer"},
+		[]string{"cgroup-version"},
+	},
+	{
+		"the jailer names its directory after the target of a symbolic link",
+		[]string{"vmm/firecracker: TestOfficialJailer"},
+		nil,
+	},
+	{
+		"the jailer copies only the program and not its libraries",
+		[]string{"host/probe: TestDynamicProgram"},
 		nil,
 	},
 	{"the jailer refuses leftovers of its last start", []string{"vmm/firecracker: TestOfficialJailer"}, nil},
@@ -112,6 +137,12 @@ var gotchas = []gotcha{
 	{
 		"connections to a restored guest are refused at first",
 		[]string{"vmm/firecracker: TestMachines", "vmm/firecracker: TestConnectPort"},
+		nil,
+	},
+	{
+		"a connection to a captured or restored guest may open and then die before 1.16",
+		[]string{"vmm/firecracker: TestChannelSendsAgain", "vmm/firecracker: TestMachines",
+			"vmm/firecracker/fctest: TestDeadConnection"},
 		nil,
 	},
 	{"the asynchronous I/O engine slows down restores", []string{"vmm/firecracker: TestBootRequests"},
@@ -155,6 +186,11 @@ var gotchas = []gotcha{
 	{
 		"a guest hangs when its pager exits",
 		[]string{"vmm/firecracker: TestPager", "vmm/firecracker: TestPagedMachineIsNotAdopted"},
+		nil,
+	},
+	{
+		"a load blocks without a server of its memory, and so does the API when the server hangs",
+		[]string{"vmm/firecracker: TestPagerHangs"},
 		nil,
 	},
 	// The host, and the guest's network, clock and kernel.

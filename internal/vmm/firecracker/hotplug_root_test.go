@@ -189,6 +189,53 @@ func TestReclaim(t *testing.T) {
 	}
 }
 
+// TestInactiveDevices starts a machine on an image of a guest that was still booting: its balloon is not
+// active yet, and memory is plugged as soon as its driver is active.
+func TestInactiveDevices(t *testing.T) {
+	w := newFixture(t, "1.17.0")
+	h := vmmtest.Bake(t, w.lab())
+	s := w.emptySpec(t, "booting")
+	m, err := h.Driver.Boot(t.Context(), s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := m.(vmm.Reclaimer).Reclaim(t.Context(), 8); !errors.Is(err, vmm.ErrNotActive) {
+		t.Errorf("Reclaim of a booting guest = %v, want ErrNotActive", err)
+	}
+	if err := m.Pause(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	image, disk := h.Save(t, &vmmtest.Machine{Machine: m, Spec: s})
+	if err := m.Kill(t.Context()); err != nil {
+		t.Error(err)
+	}
+	spec := h.Spec(t, disk)
+	spec.Confine = vmm.Confine{}
+	spec.MemoryMiB += 128
+	n, err := h.Driver.Prepare(t.Context(), spec, image)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := n.Kill(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}()
+	channel, err := n.Dial(t.Context()) // the fake's drivers are active once its guest has been reached
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer channel.Close()
+	if err := n.Load(t.Context(), nil); err != nil {
+		t.Fatal(err)
+	}
+	all := w.requests(t, spec.ID)
+	resume := findRequest(all, "PATCH /vm", "Resumed")
+	if resume < 0 || count(all, "PATCH /hotplug/memory") < 2 || all[len(all)-1].Op != "PATCH /hotplug/memory" {
+		t.Errorf("got requests %v, want memory plugged again after the resume", all)
+	}
+}
+
 // TestCaptureAfterAdopt checks that a capture with unknown outcome is followed by a full one, and
 // one with known outcome by a diff snapshot.
 func TestCaptureAfterAdopt(t *testing.T) {

@@ -172,8 +172,11 @@ func newNamespace(name string) (*os.File, error) {
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 		return nil, err
 	}
-	if err := netlink.LinkAdd(&netlink.Tuntap{LinkAttrs: netlink.LinkAttrs{Name: name}, Mode: netlink.TUNTAP_MODE_TAP,
-		Owner: unprivilegedUID, Flags: netlink.TUNTAP_NO_PI | netlink.TUNTAP_VNET_HDR}); err != nil {
+	// Firecracker opens the tap as a user without rights, so owner and group must be its own.
+	if err := netlink.LinkAdd(&netlink.Tuntap{
+		LinkAttrs: netlink.LinkAttrs{Name: name}, Mode: netlink.TUNTAP_MODE_TAP,
+		Owner: unprivilegedUID, Group: unprivilegedUID, Flags: netlink.TUNTAP_NO_PI | netlink.TUNTAP_VNET_HDR,
+	}); err != nil {
 		return nil, err
 	}
 	return os.Open("/proc/thread-self/ns/net")

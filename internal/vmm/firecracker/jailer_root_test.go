@@ -6,6 +6,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -15,11 +16,49 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm/vmmtest"
 )
 
-// TestOfficialJailer starts monitors through a strict fake of Firecracker's jailer.
+// linkTo returns a symbolic link of another name to a program, as packages install it.
+func linkTo(t *testing.T, program string) string {
+	t.Helper()
+	link := filepath.Join(filepath.Dir(program), "firecracker-v1.15.1-link")
+	if err := os.Symlink(program, link); err != nil {
+		t.Fatal(err)
+	}
+	return link
+}
+
+// programCgroup creates a cgroup with the name of a program, into which the jailer moves monitors with the option
+// for cgroup v2, and returns its path in /proc/PID/cgroup; "" if no hierarchy of version 2 is mounted.
+func programCgroup(t *testing.T, program string) string {
+	t.Helper()
+	mounts, err := os.ReadFile("/proc/self/mounts")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(mounts)) {
+		f := strings.Fields(line)
+		if len(f) < 3 || f[2] != "cgroup2" {
+			continue
+		}
+		dir := filepath.Join(f[1], program)
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := os.Remove(dir); err != nil {
+				t.Error(err)
+			}
+		})
+		return "0::/" + program
+	}
+	return ""
+}
+
+// TestOfficialJailer starts monitors through a strict fake of Firecracker's jailer. The program is a symbolic link.
 func TestOfficialJailer(t *testing.T) {
 	w := newFixture(t, "1.15.1")
 	w.program = fctest.InstallJailer(t, "1.15.1")
-	w.config.Binary, w.config.Jailer = w.program.Path, w.program.Jailer
+	w.config.Binary, w.config.Jailer = linkTo(t, w.program.Path), w.program.Jailer
+	cgroup := programCgroup(t, filepath.Base(w.program.Path))
 	mac, err := net.ParseMAC("06:00:ac:10:00:02")
 	if err != nil {
 		t.Fatal(err)
@@ -49,6 +88,19 @@ func TestOfficialJailer(t *testing.T) {
 			"api.sock --level Warning"
 		if !strings.Contains(string(text), want) {
 			t.Errorf("got log %s, want a start with %s", text, want)
+		}
+	})
+	t.Run("cgroup", func(t *testing.T) {
+		if cgroup == "" {
+			t.Skip("probe cgroup2: no hierarchy of version 2 is mounted")
+		}
+		m := h.Restore(t)
+		own, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(m.PID()), "cgroup"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if strings.Contains(string(own), cgroup) {
+			t.Errorf("the monitor is in cgroups %s, want it where it was started", own)
 		}
 	})
 	t.Run("not_started", func(t *testing.T) {

@@ -6,21 +6,26 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"time"
 
 	"github.com/pandastack/pandastack/internal/vmm"
 	"github.com/pandastack/pandastack/internal/vmm/firecracker/fcapi"
 	"github.com/pandastack/pandastack/internal/vmm/vmmproc"
 )
 
-// Load implements vmm.Machine.
+// Load implements vmm.Machine. It kills the monitor if it fails: such a monitor is never used again,
+// and without a server of its memory it would wait forever.
 func (m *machine) Load(ctx context.Context, from vmm.Capture) (err error) {
 	if m.Phase() != vmmproc.Prepared || m.state == nil {
 		return fmt.Errorf("load machine %s: it has already been loaded", m.spec.ID)
 	}
-	ctx, cancel := m.driver.monitors.WithTimeout(ctx, "load of the machine")
+	limited, cancel := m.driver.monitors.WithTimeout(ctx, "load of the machine")
 	defer cancel()
-	if err := m.load(ctx, from); err != nil {
-		return fmt.Errorf("load machine %s: %w", m.spec.ID, m.WithExitReason(ctx, err))
+	if err := m.load(limited, from); err != nil {
+		if m.record.Paged && limited.Err() != nil {
+			err = fmt.Errorf("%w; its memory may not be served", err)
+		}
+		return fmt.Errorf("load machine %s: %w", m.spec.ID, errors.Join(m.WithExitReason(limited, err), m.Discard(ctx)))
 	}
 	return nil
 }
@@ -50,7 +55,8 @@ func (m *machine) load(ctx context.Context, from vmm.Capture) error {
 	if err := os.WriteFile(m.inRoot(stateFile), state, 0o444); err != nil {
 		return err
 	}
-	changes := m.postLoadSteps(loaded)
+	plug := 0 // memory to be plugged once the guest's driver is active
+	changes := m.postLoadSteps(loaded, &plug)
 	request := fcapi.SnapshotLoad{State: stateFile, Memory: memory, TrackDirty: true, Resume: len(changes) == 0}
 	if nic := m.spec.NIC; nic != nil && nic.Device != m.record.Shape.Device {
 		request.Networks = []fcapi.NetworkOverride{{ID: networkID, Device: nic.Device}}
@@ -77,6 +83,11 @@ func (m *machine) load(ctx context.Context, from vmm.Capture) error {
 		return err
 	}
 	m.setPhase(vmmproc.Running)
+	if plug > 0 {
+		if err := m.plugMemory(ctx, plug); err != nil {
+			return err
+		}
+	}
 	return errors.Join(os.RemoveAll(m.inRoot(stateFile)), os.RemoveAll(m.inRoot(memoryFile)))
 }
 
@@ -144,8 +155,26 @@ func (m *machine) acceptPages(l *net.UnixListener) error {
 	return m.memory.Serve(m.lifetime, conn)
 }
 
-// postLoadSteps returns the requests for what this machine has beyond its snapshot.
-func (m *machine) postLoadSteps(loaded vmm.Manifest) []step {
+// plugTimeout bounds the wait for the guest's driver of hotplugged memory.
+const plugTimeout = 10 * time.Second
+
+// plugMemory plugs memory into a running guest as soon as its driver is active.
+func (m *machine) plugMemory(ctx context.Context, mib int) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, plugTimeout, fmt.Errorf("plug memory: %w", vmm.ErrNotActive))
+	defer cancel()
+	for wait := newBackoff(guestRetryMax); ; {
+		if err := notYet(m.api.PlugMemory(ctx, mib)); !errors.Is(err, vmm.ErrNotActive) {
+			return err
+		}
+		if err := wait.next(ctx, m.lifetime); err != nil {
+			return err
+		}
+	}
+}
+
+// postLoadSteps returns the requests for what this machine has beyond its snapshot. If the guest's
+// driver of hotplugged memory is not active, they set plug to the memory to be plugged later.
+func (m *machine) postLoadSteps(loaded vmm.Manifest, plug *int) []step {
 	var steps []step
 	api, sh := m.api, m.record.Shape
 	rates := hasRates(m.spec) || sh.Rates
@@ -167,7 +196,13 @@ func (m *machine) postLoadSteps(loaded vmm.Manifest) []step {
 	}
 	if m.spec.MemoryMiB > loaded.MemoryMiB {
 		more := m.spec.MemoryMiB - sh.BaseMiB
-		steps = append(steps, func(ctx context.Context) error { return api.PlugMemory(ctx, more) })
+		steps = append(steps, func(ctx context.Context) error {
+			err := notYet(api.PlugMemory(ctx, more))
+			if errors.Is(err, vmm.ErrNotActive) {
+				*plug, err = more, nil
+			}
+			return err
+		})
 	}
 	if len(steps) > 0 {
 		steps = append(steps, api.Resume)

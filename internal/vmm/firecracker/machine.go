@@ -102,6 +102,30 @@ func (m *machine) setPhase(p vmmproc.Phase) {
 	}
 }
 
+// request makes requests to the monitor within the driver's limit and explains their error.
+//
+// A monitor whose memory is not served anymore blocks in its API as well and responds to nothing. The
+// server of the memory reports its own end (servePages), but it may also hang. Therefore a machine
+// with served memory ends if its monitor does not respond within the limit.
+func (m *machine) request(ctx context.Context, what string, do func(context.Context) error) error {
+	limited, cancel := m.driver.monitors.WithTimeout(ctx, what)
+	defer cancel()
+	err := do(limited)
+	if err != nil && m.record.Paged && limited.Err() != nil && ctx.Err() == nil {
+		m.Fail("its memory is no longer served: " + context.Cause(limited).Error())
+		err = errors.Join(err, m.Discard(ctx))
+	}
+	return m.WithExitReason(limited, err)
+}
+
+// notYet makes the error of a device without an active driver a vmm.ErrNotActive.
+func notYet(err error) error {
+	if fault, ok := errors.AsType[*fcapi.FaultError](err); ok && fault.NotActive() {
+		return fmt.Errorf("%w: %w", vmm.ErrNotActive, err)
+	}
+	return err
+}
+
 // Pause implements vmm.Machine.
 func (m *machine) Pause(ctx context.Context) error {
 	switch m.Phase() {
@@ -110,10 +134,8 @@ func (m *machine) Pause(ctx context.Context) error {
 	case vmmproc.Prepared:
 		return fmt.Errorf("pause machine %s: it has not been loaded", m.spec.ID)
 	}
-	ctx, cancel := m.driver.monitors.WithTimeout(ctx, "pause of the machine")
-	defer cancel()
-	if err := m.api.Pause(ctx); err != nil {
-		return fmt.Errorf("pause machine %s: %w", m.spec.ID, m.WithExitReason(ctx, err))
+	if err := m.request(ctx, "pause of the machine", m.api.Pause); err != nil {
+		return fmt.Errorf("pause machine %s: %w", m.spec.ID, err)
 	}
 	m.setPhase(vmmproc.Paused)
 	return nil
@@ -127,11 +149,9 @@ func (m *machine) Resume(ctx context.Context) error {
 	case vmmproc.Prepared:
 		return fmt.Errorf("resume machine %s: it has not been loaded", m.spec.ID)
 	}
-	ctx, cancel := m.driver.monitors.WithTimeout(ctx, "resumption of the machine")
-	defer cancel()
 	m.last = nil
-	if err := m.api.Resume(ctx); err != nil {
-		return fmt.Errorf("resume machine %s: %w", m.spec.ID, m.WithExitReason(ctx, err))
+	if err := m.request(ctx, "resumption of the machine", m.api.Resume); err != nil {
+		return fmt.Errorf("resume machine %s: %w", m.spec.ID, err)
 	}
 	m.setPhase(vmmproc.Running)
 	return nil
@@ -143,10 +163,11 @@ func (m *machine) SetMetadata(ctx context.Context, document []byte) error {
 	if m.spec.NIC == nil {
 		return nil
 	}
-	ctx, cancel := m.driver.monitors.WithTimeout(ctx, "metadata of the machine")
-	defer cancel()
-	if err := m.api.SetMetadata(ctx, document); err != nil {
-		return fmt.Errorf("set metadata of machine %s: %w", m.spec.ID, m.WithExitReason(ctx, err))
+	err := m.request(ctx, "metadata of the machine", func(ctx context.Context) error {
+		return m.api.SetMetadata(ctx, document)
+	})
+	if err != nil {
+		return fmt.Errorf("set metadata of machine %s: %w", m.spec.ID, err)
 	}
 	return nil
 }
@@ -156,11 +177,12 @@ func (m *machine) Reclaim(ctx context.Context, mib int) error {
 	if m.Phase() == vmmproc.Prepared {
 		return fmt.Errorf("reclaim memory of machine %s: it has not been loaded", m.spec.ID)
 	}
-	ctx, cancel := m.driver.monitors.WithTimeout(ctx, "balloon of the machine")
-	defer cancel()
 	m.last = nil // the balloon's size is part of the device state
-	if err := m.api.ResizeBalloon(ctx, mib); err != nil {
-		return fmt.Errorf("reclaim memory of machine %s: %w", m.spec.ID, m.WithExitReason(ctx, err))
+	err := m.request(ctx, "balloon of the machine", func(ctx context.Context) error {
+		return notYet(m.api.ResizeBalloon(ctx, mib))
+	})
+	if err != nil {
+		return fmt.Errorf("reclaim memory of machine %s: %w", m.spec.ID, err)
 	}
 	return nil
 }

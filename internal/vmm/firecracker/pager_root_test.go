@@ -28,12 +28,13 @@ type memoryServer struct {
 	removed map[uint64]bool // pages that were given back, by address
 	news    chan struct{}   // closed and replaced after events were handled
 	fail    chan error      // ends Serve with an error
+	hang    chan struct{}   // closed to make Serve handle no more faults
 }
 
 func newMemoryServer(image vmm.Image) *memoryServer {
 	return &memoryServer{
 		path: filepath.Join(image.Dir, "memory"), removed: map[uint64]bool{},
-		news: make(chan struct{}), fail: make(chan error, 1),
+		news: make(chan struct{}), fail: make(chan error, 1), hang: make(chan struct{}),
 	}
 }
 
@@ -109,6 +110,12 @@ func (p *memoryServer) Serve(ctx context.Context, conn *net.UnixConn) (err error
 		mu.Unlock()
 		if err != nil || result.PeerClosed || ctx.Err() != nil {
 			return err
+		}
+		select {
+		case <-p.hang:
+			<-ctx.Done()
+			return nil
+		default:
 		}
 		events, err := reader.Read(nil)
 		if err != nil {
@@ -200,6 +207,60 @@ func TestPager(t *testing.T) {
 			}
 		})
 	}
+}
+
+// hangingServer accepts the connection of a monitor and serves nothing.
+type hangingServer struct{ *memoryServer }
+
+func (hangingServer) Serve(ctx context.Context, conn *net.UnixConn) error {
+	<-ctx.Done()
+	return conn.Close()
+}
+
+// TestPagerHangs checks that a load without a server of its memory, and a request to a monitor whose server hangs, end
+// within the driver's limit, and that the machine ends with them.
+func TestPagerHangs(t *testing.T) {
+	w := newFixture(t, "1.15.1")
+	w.spec.Confine = vmm.Confine{}
+	h := vmmtest.Bake(t, w.lab())
+	w.config.Limit = 3 * time.Second // also bounds the wait for the monitor's exit
+	h.Driver = w.open(t)
+	memory := newMemoryServer(h.Image)
+	image := h.Image
+	image.Memory = memory
+	m := h.RestoreFrom(t, image, h.Disk)
+	m.Put(t, "/root/large", make([]byte, 1<<20)) // needs pages that were not served yet when it is captured
+	if err := m.Pause(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	close(memory.hang)
+	if c, err := m.Capture(t.Context()); err == nil || !errors.Is(err, vmm.ErrGone) ||
+		!strings.Contains(err.Error(), "its memory is no longer served") {
+		t.Errorf("Capture() = %v, %v; want ErrGone and that the memory is not served", c, err)
+	}
+	select {
+	case <-m.Done():
+	default:
+		t.Error("the machine still runs without its pager")
+	}
+	w.nothingLeft(t, m.Spec)
+
+	image.Memory = hangingServer{newMemoryServer(h.Image)}
+	spec := h.Spec(t, h.Disk)
+	n, err := h.Driver.Prepare(t.Context(), spec, image)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := n.Load(t.Context(), nil); err == nil || !strings.Contains(err.Error(), "took over 3s") ||
+		!strings.Contains(err.Error(), "its memory may not be served") {
+		t.Errorf("Load() = %v, want a timeout and that the memory is not served", err)
+	}
+	select {
+	case <-n.Done():
+	default:
+		t.Error("the monitor still runs after its load has failed")
+	}
+	w.nothingLeft(t, spec)
 }
 
 // TestPagedMachineIsNotAdopted checks that a machine with served memory ends with the process that

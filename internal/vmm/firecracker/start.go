@@ -2,12 +2,14 @@ package firecracker
 
 import (
 	"context"
+	"debug/elf"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"syscall"
 
@@ -105,13 +107,14 @@ func forkInNetns(netns *os.File) func(string, []string, *syscall.ProcAttr) (int,
 
 // jailerCommand returns the command of Firecracker's jailer, which executes the monitor in the same
 // process. The jailer clears the environment. Therefore a monitor without a record is found only
-// through its cgroup.
+// through its cgroup. It gets no options for cgroups: with --cgroup-version 2 alone it would move the
+// monitor into a cgroup with the program's name, if there is one, and out of its limits.
 func (m *machine) jailerCommand(mark string, netns *os.File) proc.Command {
 	d, confine := m.driver, m.spec.Confine
 	args := []string{
 		"--id", m.spec.ID, "--exec-file", d.config.Binary, "--uid", strconv.Itoa(confine.UID), "--gid",
 		strconv.Itoa(confine.GID),
-		"--chroot-base-dir", m.inDir(rootDir), "--cgroup-version", "2",
+		"--chroot-base-dir", m.inDir(rootDir),
 	}
 	if netns != nil { // the jailer closes inherited descriptors before it opens the namespace
 		args = append(args, "--netns", fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), netns.Fd()))
@@ -127,9 +130,10 @@ func (m *machine) root() string {
 	return filepath.Join(m.inDir(rootDir), filepath.Base(m.driver.config.Binary), m.spec.ID, "root")
 }
 
-// CheckJailer returns an error if Firecracker's jailer must not be used. It must be of the same release
-// as Firecracker and have no known vulnerability.
-func CheckJailer(ctx context.Context, path string, want fcapi.Version) error {
+// CheckJailer returns an error if Firecracker's jailer cannot be used with a Firecracker program. Both
+// must be of the same release, the jailer must have no known vulnerability, and the program must
+// need no shared libraries, because the jailer copies only the program itself.
+func CheckJailer(ctx context.Context, path, program string, want fcapi.Version) error {
 	ctx, cancel := context.WithTimeout(ctx, versionLimit)
 	defer cancel()
 	out, err := exec.CommandContext(ctx, path, "--version").Output()
@@ -143,5 +147,22 @@ func CheckJailer(ctx context.Context, path string, want fcapi.Version) error {
 	if v != want {
 		return fmt.Errorf("jailer %s does not match Firecracker %s", v, want)
 	}
+	if dynamic(program) {
+		return fmt.Errorf(
+			"%s needs shared libraries, which Firecracker's jailer does not provide: install the static program of "+
+				"the release, or leave vmm.jailer empty",
+			program,
+		)
+	}
 	return checkJailerRelease(v)
+}
+
+// dynamic reports whether a program is an ELF file with an interpreter, which loads shared libraries.
+func dynamic(program string) bool {
+	f, err := elf.Open(program)
+	if err != nil {
+		return false // the jailer reports what is wrong
+	}
+	defer f.Close()
+	return slices.ContainsFunc(f.Progs, func(p *elf.Prog) bool { return p.Type == elf.PT_INTERP })
 }

@@ -213,7 +213,8 @@ func (p *Process) SetPhase(to Phase) (from Phase) {
 }
 
 // WithExitReason explains an error by the exit of the monitor. If the monitor has exited, it
-// returns vmm.ErrGone together with the reason; otherwise it returns err.
+// returns vmm.ErrGone together with the reason; otherwise it returns err, with the end of the
+// monitor's log if ctx has ended.
 func (p *Process) WithExitReason(ctx context.Context, err error) error {
 	if err == nil {
 		return nil
@@ -230,6 +231,9 @@ func (p *Process) WithExitReason(ctx context.Context, err error) error {
 	select {
 	case <-p.done:
 	default:
+		if tail := p.proc.Tail(4); ctx.Err() != nil && tail != "" {
+			err = fmt.Errorf("%w; the monitor's log ends with: %s", err, tail)
+		}
 		return err
 	}
 	switch why := p.Err(); {

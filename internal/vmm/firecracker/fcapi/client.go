@@ -2,6 +2,7 @@ package fcapi
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -9,6 +10,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"regexp"
 	"strings"
 	"sync"
 )
@@ -16,11 +18,36 @@ import (
 // maxResponse bounds a response in bytes. The largest real one has a few KiB.
 const maxResponse = 1 << 20
 
+// MaxBody bounds the body of a request in bytes: the default of Firecracker's
+// --http-api-max-payload-size. It responds to larger ones with an error and then parses their
+// rest as requests.
+const MaxBody = 51200
+
+// TooLargeError reports that a request is larger than Firecracker accepts. It was not sent.
+type TooLargeError struct {
+	Op    string
+	Bytes int
+}
+
+// Error returns the request, its size and the limit.
+func (e *TooLargeError) Error() string {
+	return fmt.Sprintf("%s: the request has %d bytes, Firecracker accepts at most %d", e.Op, e.Bytes, MaxBody)
+}
+
 // FaultError is an error response of Firecracker.
 type FaultError struct {
 	Op     string // such as "PUT /snapshot/load"
 	Status int
-	Fault  string // fault_message, made printable and short
+	Fault  string // the message, made printable and short
+}
+
+// notActive matches the messages about devices whose driver in the guest is not active (yet).
+var notActive = regexp.MustCompile(`(?i)device\s*(is\s*)?not\s*activ`)
+
+// NotActive reports whether the request failed because the guest's driver of the device is not
+// active. A guest that is still booting may activate it later.
+func (e *FaultError) NotActive() bool {
+	return e.Status == http.StatusBadRequest && notActive.MatchString(e.Fault)
 }
 
 // Error returns the request, the status and the fault message.
@@ -95,6 +122,9 @@ func (c *Client) do(ctx context.Context, method, path string, body, out any, fie
 		if err != nil {
 			return err
 		}
+		if len(data) > MaxBody {
+			return &TooLargeError{op, len(data)}
+		}
 		payload = bytes.NewReader(data) // has a known length: Firecracker does not support chunked encoding
 	}
 	req, err := http.NewRequestWithContext(ctx, method, "http://firecracker"+path, payload)
@@ -135,11 +165,12 @@ func decode(op string, status int, data []byte, out any) error {
 	if status < 200 || status > 299 {
 		var f struct {
 			Fault string `json:"fault_message"`
+			Error string `json:"error"` // of the HTTP server, before the request reaches the API
 		}
-		if err := json.Unmarshal(data, &f); err != nil || f.Fault == "" {
-			f.Fault = string(data)
+		if err := json.Unmarshal(data, &f); err != nil {
+			f.Error = string(data)
 		}
-		return &FaultError{op, status, printable(f.Fault)}
+		return &FaultError{op, status, printable(cmp.Or(f.Fault, f.Error, string(data)))}
 	}
 	if out == nil {
 		return nil

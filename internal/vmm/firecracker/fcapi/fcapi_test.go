@@ -197,6 +197,49 @@ func TestResponses(t *testing.T) {
 	}
 }
 
+// TestTooLarge checks that a request which Firecracker would take apart is not sent.
+func TestTooLarge(t *testing.T) {
+	client, seen := newTestClient(t, fcapi.Version{Major: 1, Minor: 17}, noContent)
+	document := json.RawMessage(`"` + strings.Repeat("x", fcapi.MaxBody-2) + `"`)
+	if err := client.SetMetadata(t.Context(), document); err != nil || len(*seen) < fcapi.MaxBody {
+		t.Errorf("SetMetadata() of %d bytes = %v, sent %d; want all sent", len(document), err, len(*seen))
+	}
+	client, seen = newTestClient(t, fcapi.Version{Major: 1, Minor: 17}, noContent)
+	var large *fcapi.TooLargeError
+	if err := client.SetMetadata(t.Context(), append(document, ' ')); err != nil {
+		t.Errorf("SetMetadata() with a space at the end = %v, want nil: it is not part of the request", err)
+	}
+	document = json.RawMessage(`"` + strings.Repeat("x", fcapi.MaxBody-1) + `"`)
+	client, seen = newTestClient(t, fcapi.Version{Major: 1, Minor: 17}, noContent)
+	if err := client.SetMetadata(t.Context(), document); !errors.As(err, &large) || large.Bytes != fcapi.MaxBody+1 ||
+		*seen != "" {
+		t.Errorf("SetMetadata() of %d bytes = %v, sent %.20q; want a TooLargeError, nothing sent", len(document), err,
+			*seen)
+	}
+}
+
+// TestFaults checks the messages of both kinds of error bodies, and which mean an inactive driver.
+func TestFaults(t *testing.T) {
+	for _, c := range []struct {
+		body, want string
+		notActive  bool
+	}{
+		{`{"fault_message":"Device not activated yet."}`, "Device not activated yet.", true},
+		{`{"fault_message":"Error: Device is not active"}`, "Error: Device is not active", true},
+		{`{"fault_message":"No balloon device found."}`, "No balloon device found.", false},
+		{`{"error":"Too many open connections"}`, "Too many open connections", false},
+		{`{"other":1}`, `{"other":1}`, false},
+		{`garbage`, "garbage", false},
+	} {
+		client, _ := newTestClient(t, fcapi.Version{Major: 1, Minor: 17}, httpResponse("400 ", c.body))
+		var fault *fcapi.FaultError
+		if err := client.ResizeBalloon(t.Context(), 1); !errors.As(err, &fault) || fault.Fault != c.want ||
+			fault.NotActive() != c.notActive {
+			t.Errorf("%s: got error %v, want %q, not active: %v", c.body, err, c.want, c.notActive)
+		}
+	}
+}
+
 func TestVersions(t *testing.T) {
 	for text, want := range map[string]string{
 		"Firecracker v1.15.1\n\n2026 exiting": "1.15.1", "1.17.0-dev": "1.17.0", "Firecracker v1.9.0": "1.9.0",

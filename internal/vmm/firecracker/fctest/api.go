@@ -26,6 +26,7 @@ type monitor struct {
 	phase      string     // fcapi.StateNone, StateRunning or StatePaused
 	configured bool       // a boot-specific resource was set, which forbids a load
 	fatal      bool       // an error of the current request ends the process
+	broken     bool       // a load has failed; another request aborts the process
 	shape      shape
 	memory     memory
 	guest      *fake.Guest
@@ -34,20 +35,28 @@ type monitor struct {
 	metadata   json.RawMessage // content of the metadata service; never part of a snapshot
 }
 
-// fault is an error response.
+// fault is an error response to a request.
 type fault struct {
-	status int
-	text   string
+	text string
+	http bool // an error of the HTTP server, whose body has another member
 }
 
 func (f fault) Error() string { return f.text }
 
-func bad(format string, args ...any) error { return fault{400, fmt.Sprintf(format, args...)} }
+func bad(format string, args ...any) error { return fault{text: fmt.Sprintf(format, args...)} }
+
+// badHTTP is an error of the HTTP server, before a request reaches the API.
+func badHTTP(format string, args ...any) error { return fault{fmt.Sprintf(format, args...), true} }
 
 // ServeHTTP handles one request at a time, like the single API thread of Firecracker.
 func (m *monitor) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if m.broken {
+		m.exit(exitAbort)
+		<-m.ctx.Done()
+		return
+	}
 	body, err := m.body(r)
 	op := r.Method + " " + r.URL.Path
 	do := ""
@@ -75,24 +84,27 @@ func (m *monitor) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	m.respond(w, out, err)
 	if m.fatal {
 		_ = http.NewResponseController(w).Flush() // the process exits next
+		m.broken = true
 		m.exit(exitGeneric)
 	}
 }
 
-// body reads the body of a request by the rules of Firecracker's HTTP server.
+// body reads the body of a request by the rules of Firecracker's HTTP server. The real one goes on to
+// parse the rest of a body that is too large as further requests.
 func (m *monitor) body(r *http.Request) ([]byte, error) {
 	switch {
 	case len(r.TransferEncoding) > 0:
-		return nil, bad("invalid header: Transfer-Encoding")
+		return nil, badHTTP("Unsupported header. Key:Transfer-Encoding")
 	case r.Method == http.MethodGet && r.ContentLength != 0:
 		return nil, bad("GET request cannot have a body.")
 	case r.Method != http.MethodGet && r.ContentLength <= 0:
-		return nil, bad("empty %s request.", r.Method)
+		return nil, bad("Empty %s request.", r.Method)
 	case r.ContentLength > int64(m.settings.payload):
-		return nil, fault{
-			413,
-			fmt.Sprintf("the payload with size %d is larger than the limit of %d", r.ContentLength, m.settings.payload),
-		}
+		return nil, badHTTP(
+			"Request payload with size %d is larger than the limit of %d allowed by server.",
+			r.ContentLength,
+			m.settings.payload,
+		)
 	}
 	return io.ReadAll(r.Body)
 }
@@ -101,10 +113,12 @@ func (m *monitor) respond(w http.ResponseWriter, out any, err error) {
 	status := http.StatusNoContent
 	if err != nil {
 		status = http.StatusBadRequest
-		if f, ok := errors.AsType[fault](err); ok {
-			status = f.status
+		member := "fault_message"
+		if f, ok := errors.AsType[fault](err); ok && f.http {
+			member = "error"
+			w.Header().Set("Connection", "close")
 		}
-		out = map[string]string{"fault_message": err.Error()}
+		out = map[string]string{member: err.Error()}
 	} else if out != nil {
 		status = http.StatusOK
 	}

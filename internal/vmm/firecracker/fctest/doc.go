@@ -15,6 +15,6 @@
 // directory.
 //
 // InstallJailer adds a strict fake of Firecracker's jailer: its command line, its refusals, the
-// order of its steps, and the files it expects. It does not support cgroups and daemonizing, which
-// the driver does not use.
+// order of its steps, the files it expects, and the cgroup that it may move to. It does not support settings
+// of cgroups and daemonizing, which the driver does not use.
 package fctest

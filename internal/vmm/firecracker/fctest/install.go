@@ -69,8 +69,7 @@ func Install(t testing.TB, release string) Program {
 	return p
 }
 
-// InstallJailer is like Install and adds a jailer of the same release. The program is a copy,
-// because the jailer refuses one with several hard links. The jail contains no other files, so the
+// InstallJailer is like Install and adds a jailer of the same release. The jail contains no other files, so the
 // test is skipped if the test binary needs shared libraries.
 func InstallJailer(t testing.TB, release string) Program {
 	t.Helper()

@@ -1,6 +1,7 @@
 package fctest
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -20,6 +21,7 @@ const jailerName = "jailer-v"
 // jailerArgs are the jailer's arguments.
 type jailerArgs struct {
 	id, exec, base, netns, cgroups string
+	parent                         string // cgroup
 	uid, gid                       int
 	faults                         uint32   // minor number of /dev/userfaultfd; 0: none
 	rest                           []string // for the monitor
@@ -38,7 +40,7 @@ var singleOptions = []string{
 }
 
 // parseJailer parses the command line like the real jailer. It refuses the options that the driver
-// does not use, although the real jailer knows them: cgroups, daemonizing and PID namespaces.
+// does not use, although the real jailer knows them: settings of cgroups, daemonizing and PID namespaces.
 func parseJailer(args []string) (jailerArgs, error) {
 	s := jailerArgs{base: "/srv/jailer", cgroups: "1"}
 	have := map[string]string{}
@@ -66,7 +68,7 @@ func parseJailer(args []string) (jailerArgs, error) {
 	var errs [2]error
 	s.uid, errs[0] = strconv.Atoi(have["uid"])
 	s.gid, errs[1] = strconv.Atoi(have["gid"])
-	s.id, s.exec, s.netns = have["id"], have["exec-file"], have["netns"]
+	s.id, s.exec, s.netns, s.parent = have["id"], have["exec-file"], have["netns"], have["parent-cgroup"]
 	if have["chroot-base-dir"] != "" {
 		s.base = have["chroot-base-dir"]
 	}
@@ -84,31 +86,55 @@ func (s jailerArgs) check() error {
 		strings.Trim(s.id, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-") != "" {
 		return fmt.Errorf("invalid instance ID %q", s.id)
 	}
-	if s.cgroups != "2" {
-		return fmt.Errorf("cgroup version %s is not available", s.cgroups)
+	if s.cgroups != "1" && s.cgroups != "2" {
+		return fmt.Errorf("invalid cgroup version %q", s.cgroups)
 	}
 	for _, a := range s.rest {
 		if a == "--id" { // the jailer adds it itself, and the monitor accepts it only once
 			return errors.New("the argument --id was provided more than once")
 		}
 	}
-	st, err := os.Lstat(s.exec)
+	st, err := os.Stat(s.exec)
 	if err != nil {
 		return err
 	}
-	var raw unix.Stat_t
-	if err := unix.Lstat(s.exec, &raw); err != nil {
-		return err
-	}
-	switch {
-	case !filepath.IsAbs(s.exec), !st.Mode().IsRegular():
+	if !st.Mode().IsRegular() {
 		return fmt.Errorf("%s is not a file", s.exec)
-	case raw.Nlink > 1:
-		return fmt.Errorf("%s has several hard links", s.exec)
-	case !strings.Contains(filepath.Base(s.exec), "firecracker"):
-		return fmt.Errorf("the name of %s must contain firecracker", s.exec)
 	}
 	return nil
+}
+
+// program returns the path of the program, with links resolved as the real jailer does first of all.
+func (s jailerArgs) program() (string, error) {
+	path, err := filepath.EvalSymlinks(s.exec)
+	if err != nil {
+		return "", err
+	}
+	return filepath.Abs(path)
+}
+
+// joinCgroup moves this process as the real jailer does if it is given no settings of cgroups: with version 2 into
+// the parent cgroup, if it exists. The default of that is the name of the program.
+func (s jailerArgs) joinCgroup(program string) error {
+	if s.cgroups != "2" {
+		return nil
+	}
+	mounts, err := os.ReadFile("/proc/self/mounts")
+	if err != nil {
+		return err
+	}
+	for line := range strings.Lines(string(mounts)) {
+		f := strings.Fields(line)
+		if len(f) < 3 || f[2] != "cgroup2" {
+			continue
+		}
+		err := os.WriteFile(filepath.Join(f[1], cmp.Or(s.parent, program), "cgroup.procs"), []byte("0"), 0)
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+		return nil
+	}
+	return errors.New("cgroup v2 is not mounted")
 }
 
 // runJailer executes the monitor in its jail, in the order of the real jailer.
@@ -147,16 +173,23 @@ func (s jailerArgs) run() error {
 			s.faults = uint32(minor)
 		}
 	}
-	name := filepath.Base(s.exec)
+	program, err := s.program()
+	if err != nil {
+		return err
+	}
+	name := filepath.Base(program)
 	root := filepath.Join(s.base, name, s.id, "root")
 	if err := os.MkdirAll(root, 0o700); err != nil {
 		return err
 	}
-	data, err := os.ReadFile(s.exec)
+	data, err := os.ReadFile(program)
 	if err != nil {
 		return err
 	}
 	if err := os.WriteFile(filepath.Join(root, name), data, 0o755); err != nil {
+		return err
+	}
+	if err := s.joinCgroup(name); err != nil {
 		return err
 	}
 	if err := s.enter(root); err != nil {

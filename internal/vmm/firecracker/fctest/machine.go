@@ -1,7 +1,9 @@
 package fctest
 
 import (
+	"cmp"
 	"encoding/json"
+	"errors"
 	"net"
 	"os"
 	"slices"
@@ -28,6 +30,7 @@ type shape struct {
 	Balloon   *fcapi.Balloon
 	Hotplug   *fcapi.HotplugStatus
 	Metadata  []string // interfaces with access to the metadata service
+	Active    bool     // the guest has loaded its drivers
 }
 
 // bytes returns the size of guest memory including hotpluggable memory.
@@ -70,8 +73,15 @@ func (m *monitor) putMachine(_ string, body []byte) (any, error) {
 	if err := json.Unmarshal(body, &c); err != nil {
 		return nil, bad("%v", err)
 	}
-	if c.VCPUs < 1 || c.VCPUs > 32 || c.MemoryMiB < 1 || c.HugePages == fcapi.PagesHuge && c.MemoryMiB%2 != 0 {
-		return nil, bad("The vCPU number or the memory size (MiB) is invalid.")
+	if c.VCPUs < 1 || c.VCPUs > 32 || c.SMT && c.VCPUs != 1 && c.VCPUs%2 != 0 {
+		return nil, bad("The vCPU number is invalid! The vCPU number can only be 1 or an even number when SMT is " +
+			"enabled.")
+	}
+	if c.MemoryMiB < 1 || c.HugePages == fcapi.PagesHuge && c.MemoryMiB%2 != 0 {
+		return nil, bad("The memory size (MiB) is invalid.")
+	}
+	if m.shape.Balloon != nil && m.shape.Balloon.MiB > c.MemoryMiB {
+		return nil, bad("The memory size (MiB) is smaller than the previously set balloon device target size.")
 	}
 	m.shape.VCPUs, m.shape.MemoryMiB, m.shape.HugePages, m.shape.Track = c.VCPUs, c.MemoryMiB, c.HugePages, c.TrackDirty
 	return nil, nil
@@ -138,6 +148,9 @@ func (m *monitor) patchDrive(id string, body []byte) (any, error) {
 	var p fcapi.DrivePatch
 	if err := json.Unmarshal(body, &p); err != nil {
 		return nil, bad("%v", err)
+	}
+	if p.Path == "" && p.Limiter == nil {
+		return nil, bad("Running method expected different backend.")
 	}
 	for i, d := range m.shape.Drives {
 		if d.ID != id || p.ID != id {
@@ -229,9 +242,11 @@ func (m *monitor) putMetadataService(_ string, body []byte) (any, error) {
 }
 
 func (m *monitor) putMetadata(_ string, body []byte) (any, error) {
-	var object map[string]json.RawMessage
-	if err := json.Unmarshal(body, &object); err != nil || object == nil {
-		return nil, bad("The MMDS data store must be a JSON object: %v", err)
+	if !json.Valid(body) {
+		return nil, bad("The MMDS data store must be valid JSON.")
+	}
+	if m.phase != fcapi.StateNone && m.shape.Metadata == nil {
+		return nil, bad("The MMDS data store is not initialized.")
 	}
 	m.metadata = body
 	return nil, nil
@@ -242,16 +257,37 @@ func (m *monitor) putVsock(_ string, body []byte) (any, error) {
 	if err := json.Unmarshal(body, &v); err != nil {
 		return nil, bad("%v", err)
 	}
-	if v.CID < 3 {
-		return nil, bad("invalid guest CID %d", v.CID)
+	if m.vsock != nil { // the device is replaced
+		if err := errors.Join(m.vsock.l.Close(), os.Remove(m.shape.Vsock.Path)); err != nil {
+			return nil, bad("Cannot create backend for vsock device: %v", err)
+		}
 	}
 	m.shape.Vsock = &v
 	return nil, m.openVsock(0)
 }
 
+// defaultMemoryMiB is the memory of a machine without a configuration.
+const defaultMemoryMiB = 128
+
 func (m *monitor) putBalloon(_ string, body []byte) (any, error) {
-	m.shape.Balloon = &fcapi.Balloon{}
-	return nil, json.Unmarshal(body, m.shape.Balloon)
+	var b fcapi.Balloon
+	if err := json.Unmarshal(body, &b); err != nil {
+		return nil, bad("%v", err)
+	}
+	if b.MiB > cmp.Or(m.shape.MemoryMiB, defaultMemoryMiB) {
+		return nil, bad("Amount of pages requested cannot fit in the memory of the machine.")
+	}
+	m.shape.Balloon = &b
+	return nil, nil
+}
+
+// active returns an error if the guest's driver of a device cannot be active yet.
+func (m *monitor) active(device string) error {
+	if m.shape.Active || m.vsock != nil && m.vsock.wasServed() {
+		m.shape.Active = true
+		return nil
+	}
+	return bad("%s", device)
 }
 
 func (m *monitor) patchBalloon(_ string, body []byte) (any, error) {
@@ -265,6 +301,9 @@ func (m *monitor) patchBalloon(_ string, body []byte) (any, error) {
 	if s.MiB < 0 || s.MiB >= m.shape.MemoryMiB {
 		return nil, bad("Amount of pages requested cannot fit in the balloon.")
 	}
+	if err := m.active("Device not activated yet."); err != nil {
+		return nil, err
+	}
 	m.shape.Balloon.MiB = s.MiB
 	return nil, m.memory.release(int64(s.MiB) << 20)
 }
@@ -274,8 +313,19 @@ func (m *monitor) putHotplug(_ string, body []byte) (any, error) {
 	if err := json.Unmarshal(body, &h); err != nil {
 		return nil, bad("%v", err)
 	}
-	if h.TotalMiB < h.SlotMiB || h.TotalMiB%h.SlotMiB != 0 || h.SlotMiB%h.BlockMiB != 0 || h.BlockMiB < 2 {
-		return nil, bad("invalid size of hot-pluggable memory")
+	switch {
+	case h.BlockMiB < 2:
+		return nil, bad("Block size must not be lower than 2 MiB")
+	case h.BlockMiB&(h.BlockMiB-1) != 0:
+		return nil, bad("Block size must be a power of 2")
+	case h.SlotMiB < 128:
+		return nil, bad("Slot size must not be lower than 128 MiB")
+	case h.SlotMiB%h.BlockMiB != 0:
+		return nil, bad("Slot size must be a multiple of block size (%d MiB)", h.BlockMiB)
+	case h.TotalMiB < h.SlotMiB:
+		return nil, bad("Total size must not be lower than slot size (%d MiB)", h.SlotMiB)
+	case h.TotalMiB%h.SlotMiB != 0:
+		return nil, bad("Total size must be a multiple of slot size (%d MiB)", h.SlotMiB)
 	}
 	m.shape.Hotplug = &h
 	return nil, nil
@@ -291,7 +341,11 @@ func (m *monitor) patchHotplug(_ string, body []byte) (any, error) {
 		return nil, bad("%v", err)
 	}
 	if s.RequestedMiB > h.TotalMiB || s.RequestedMiB%h.BlockMiB != 0 {
-		return nil, bad("requested size %d is not possible", s.RequestedMiB)
+		return nil, bad("Size %d is invalid: it must be a multiple of block size and less than the total size",
+			s.RequestedMiB)
+	}
+	if err := m.active("Device is not active"); err != nil {
+		return nil, err
 	}
 	h.RequestedMiB, h.PluggedMiB = s.RequestedMiB, s.RequestedMiB
 	return nil, nil
@@ -383,6 +437,7 @@ func (m *monitor) resume(again bool) error {
 	}
 	if again && was == fcapi.StatePaused && m.captured {
 		m.vsock.reset() // at the snapshot, the guest got a transport reset
+		m.vsock.dropNext(m.version)
 	}
 	m.captured = false
 	m.vsock.pause(false)

@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"strings"
 	"time"
@@ -26,6 +27,7 @@ const (
 	exitSyscall   = 148
 	exitBus       = 149
 	exitArguments = 153
+	exitAbort     = 256 + 6 // none: the process is ended by SIGABRT
 )
 
 // Files beside the program.
@@ -121,7 +123,13 @@ func run(ctx context.Context, v fcapi.Version, args []string) int {
 			m.exit(exitGeneric)
 		}
 	}()
-	return <-m.over
+	code := <-m.over
+	if code == exitAbort {
+		signal.Reset(unix.SIGABRT)
+		_ = unix.Kill(os.Getpid(), unix.SIGABRT) // ends the process
+		select {}
+	}
+	return code
 }
 
 // exit ends the program after the current response.
@@ -172,6 +180,10 @@ func (m *monitor) fault(op string) string {
 // maxConnections is the maximum number of connections to the API.
 const maxConnections = 10
 
+// tooManyConnections is the response to a connection beyond the limit.
+const tooManyConnections = "HTTP/1.1 503 \r\nServer: Firecracker API\r\nConnection: close\r\n" +
+	"Content-Type: application/json\r\nContent-Length: 40\r\n\r\n{ \"error\": \"Too many open connections\" }\n"
+
 // limited is a listener that refuses connections beyond a limit.
 type limited struct {
 	net.Listener
@@ -196,7 +208,8 @@ func (l *limited) Accept() (net.Conn, error) {
 		case <-l.free:
 			return &counted{Conn: c, free: l.free}, nil
 		default:
-			_ = c.Close() // Firecracker refuses it as well
+			_, _ = io.WriteString(c, tooManyConnections) // the client may have disconnected
+			_ = c.Close()
 		}
 	}
 }

@@ -14,6 +14,7 @@ type field struct {
 	kind  string // "string", "int", "bool", "object", "list" of objects, "strings"
 	must  bool
 	minor int         // minor version of release 1.x that introduced it
+	patch int         // and its patch version
 	inner []field     // members of an object, or of each element of a list
 	words []enumValue // allowed strings; nil: any
 }
@@ -171,7 +172,7 @@ var schemas = map[string][]field{
 			minor: 16,
 			inner: []field{{name: "uds_path", kind: "string", must: true}},
 		},
-		{name: "clock_realtime", kind: "bool", minor: 16},
+		{name: "clock_realtime", kind: "bool", minor: 15, patch: 1},
 		{name: "huge_pages", kind: "string", minor: 17, words: words("Snapshot", "None", "Transparent", "2M")},
 	},
 	"PUT /logger": {
@@ -189,7 +190,7 @@ func check(v fcapi.Version, fields []field, data []byte) error {
 	}
 	known := map[string]bool{}
 	for _, f := range fields {
-		if !v.AtLeast(1, f.minor) {
+		if v.Compare(fcapi.Version{Major: 1, Minor: f.minor, Patch: f.patch}) < 0 {
 			continue
 		}
 		known[f.name] = true

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"hash/crc64"
 	"os"
+	"slices"
 
 	"github.com/pandastack/pandastack/internal/vmm/fake"
 	"github.com/pandastack/pandastack/internal/vmm/firecracker/fcapi"
@@ -90,6 +91,7 @@ func (m *monitor) create(_ string, body []byte) (any, error) {
 			return nil, bad("Create snapshot error: %v", err)
 		}
 	}
+	_ = m.active("") // recorded in the snapshot
 	saved, err := m.guest.Save()
 	if err != nil {
 		return nil, bad("%v", err)
@@ -162,6 +164,11 @@ func (m *monitor) restore(l fcapi.SnapshotLoad) error {
 			return err
 		}
 	}
+	for _, o := range l.Networks {
+		if !slices.ContainsFunc(m.shape.Networks, func(n fcapi.NetworkInterface) bool { return n.ID == o.ID }) {
+			return bad("Unknown Network Device: %s", o.ID)
+		}
+	}
 	for i, n := range m.shape.Networks {
 		for _, o := range l.Networks {
 			if o.ID == n.ID {
@@ -184,6 +191,7 @@ func (m *monitor) restore(l fcapi.SnapshotLoad) error {
 		return err
 	}
 	m.vsock.guestStarted(m.guest, guestPort(m.shape.Args), 2)
+	m.vsock.dropNext(m.version)
 	if m.version == (fcapi.Version{Major: 1, Minor: 16}) {
 		m.vsock.shutdown() // in this release the host cannot reach a restored guest
 	}

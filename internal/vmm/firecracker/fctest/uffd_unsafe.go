@@ -93,17 +93,15 @@ func newUffd() (uintptr, error) {
 	return fd, nil
 }
 
-// attachTap opens a tap like a network device. The tap stays open until this process exits. Names
-// with the prefix "test" stand for taps in tests that cannot create one.
+// attachTap opens a tap like a network device. The tap stays open until this process exits. The
+// kernel creates an absent one for a process that may do so, and refuses it to others. Names with
+// the prefix "test" stand for taps in tests that cannot create one.
 func attachTap(name string) error {
 	if len(name) >= 4 && name[:4] == "test" {
 		return nil
 	}
 	if len(name) >= interfaceNameMax {
 		return unix.EINVAL
-	}
-	if _, err := net.InterfaceByName(name); err != nil && !errors.Is(err, unix.EPERM) { // EPERM in a jail
-		return err // Firecracker would create it; the driver must have done so before
 	}
 	fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	if err != nil {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/pandastack/pandastack/internal/vmm/fake"
+	"github.com/pandastack/pandastack/internal/vmm/firecracker/fcapi"
 )
 
 // vsock is the vsock device: the host's way to the guest's sockets.
@@ -23,6 +24,8 @@ type vsock struct {
 	guest  *fake.Guest
 	port   int  // on which the guest listens
 	drops  int  // number of connections to drop until the guest can be reached
+	dead   int  // number of connections to open and drop after that
+	served bool // the guest has accepted a connection
 	paused bool // the program is paused and handles no sockets
 	closed bool
 	conn   net.Conn      // current connection of the guest
@@ -47,6 +50,24 @@ func (v *vsock) guestStarted(g *fake.Guest, port, deaf int) {
 	defer v.mu.Unlock()
 	v.guest, v.port, v.drops = g, port, deaf
 	v.cond.Broadcast()
+}
+
+// dropNext makes the next connection a dead one, as after captures and restores in releases before 1.16: the
+// guest's transport is still being reset, so it opens and is dropped with what was sent on it.
+func (v *vsock) dropNext(release fcapi.Version) {
+	if release.AtLeast(1, 16) {
+		return
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.dead = 1
+}
+
+// wasServed reports whether the guest has accepted a connection.
+func (v *vsock) wasServed() bool {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.served
 }
 
 // pause stops or resumes the handling of sockets.
@@ -121,6 +142,14 @@ func request(conn net.Conn) (int, error) {
 	return strconv.Atoi(port)
 }
 
+// dropOpened opens a connection and drops it with the first data on it.
+func dropOpened(conn net.Conn) {
+	if _, err := fmt.Fprintf(conn, "OK %d\n", 1<<30); err == nil {
+		_, _ = conn.Read(make([]byte, 1)) // lost
+	}
+	_ = conn.Close()
+}
+
 func (v *vsock) serve(conn net.Conn) {
 	port, err := request(conn)
 	v.mu.Lock()
@@ -133,6 +162,13 @@ func (v *vsock) serve(conn net.Conn) {
 		_ = conn.Close()
 		return
 	}
+	if v.dead > 0 {
+		v.dead--
+		v.mu.Unlock()
+		dropOpened(conn)
+		return
+	}
+	v.served = true
 	old, ended := v.conn, v.ended
 	mine := make(chan struct{})
 	v.conn, v.ended = conn, mine
