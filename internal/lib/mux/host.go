@@ -108,20 +108,24 @@ func (h *Host) Greeted(ctx context.Context) error {
 
 // Open opens a stream with its first message. With fin that is the only message. Open may be called before the guest
 // end has acknowledged the hello. The caller ends the stream with Reset or Drop.
-func (h *Host) Open(ctx context.Context, first []byte, fin bool) (*Stream, error) {
-	return h.open(ctx, first, fin, false)
+//
+// The meter, if not nil, counts messages that wait to be received. When it refuses one, the stream is reset, and Recv
+// returns the meter's error.
+func (h *Host) Open(ctx context.Context, first []byte, fin bool, meter Meter) (*Stream, error) {
+	return h.open(ctx, first, fin, false, meter)
 }
 
 // OpenLast opens a stream with its only message, after which the host end is quiet until Release.
 func (h *Host) OpenLast(ctx context.Context, only []byte) (*Stream, error) {
-	return h.open(ctx, only, true, true)
+	return h.open(ctx, only, true, true, nil)
 }
 
-func (h *Host) open(ctx context.Context, first []byte, fin, last bool) (*Stream, error) {
+func (h *Host) open(ctx context.Context, first []byte, fin, last bool, meter Meter) (*Stream, error) {
 	if len(first) > MaxMessage {
 		return nil, errTooLong
 	}
 	st := newStream(h.m, 0)
+	st.meter = meter
 	if err := h.m.waitRoom(ctx, st); err != nil {
 		return nil, err
 	}

@@ -3,6 +3,7 @@ package mux
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 	"sync"
@@ -22,12 +23,13 @@ type mux struct {
 	spare   []byte             // an empty buffer for the next queue
 	holdAt  int                // length of the queue up to the message after which quiet begins; -1: none
 	quiet   bool
-	writing bool          // a goroutine is in flush
-	room    chan struct{} // closed when the queue gets shorter; nil: no goroutine waits
+	writing bool             // a goroutine is in flush
+	room    chan struct{}    // closed when the queue gets shorter; nil: no goroutine waits
+	owing   map[*Stream]bool // streams whose credit waits until the queue is shorter
 }
 
 func newMux(w io.Writer) *mux {
-	return &mux{w: w, streams: make(map[uint32]*Stream), holdAt: -1}
+	return &mux{w: w, streams: make(map[uint32]*Stream), holdAt: -1, owing: make(map[*Stream]bool)}
 }
 
 // flush writes the queue until it is empty or quiet begins. One caller writes at a time; the others return at once,
@@ -50,7 +52,7 @@ func (m *mux) flush() error {
 		m.mu.Unlock()
 		_, err := m.w.Write(batch)
 		m.mu.Lock()
-		if cap(batch) <= MaxQueue {
+		if cap(batch) <= maxKept {
 			m.spare = batch[:0]
 		}
 		if err != nil && m.err == nil {
@@ -59,15 +61,60 @@ func (m *mux) flush() error {
 		m.notifyRoom()
 	}
 	m.writing = false
+	m.shrink()
 	err := m.err
 	m.mu.Unlock()
 	return err
 }
 
+// notifyRoom wakes senders that wait, and sends the credit that was held back, once the queue is short enough. The
+// caller holds mu.
 func (m *mux) notifyRoom() {
-	if m.room != nil && len(m.queue) <= MaxQueue {
+	if len(m.queue) > MaxQueue {
+		return
+	}
+	if m.room != nil {
 		close(m.room)
 		m.room = nil
+	}
+	for st := range m.owing {
+		delete(m.owing, st)
+		st.giveCredit()
+	}
+}
+
+// Buffers of bytes to write. A channel that is idle keeps small ones only: there are many of them.
+const (
+	maxIdleBuffer = 16 << 10 // bytes that an idle channel keeps of each buffer
+	maxKept       = MaxQueue + 2*bufferMax
+)
+
+// large has buffers for channels that write much.
+var large = sync.Pool{New: func() any { return new([]byte) }}
+
+// shrink gives away the large buffers of an empty queue. The caller holds mu.
+func (m *mux) shrink() {
+	if len(m.queue) > 0 {
+		return
+	}
+	for _, b := range []*[]byte{&m.queue, &m.spare} {
+		if cap(*b) <= maxIdleBuffer {
+			continue
+		}
+		if cap(*b) <= maxKept {
+			given := (*b)[:0]
+			large.Put(&given)
+		}
+		*b = nil
+	}
+}
+
+// grow makes room for n more bytes in the queue. The caller holds mu.
+func (m *mux) grow(n int) {
+	if need := len(m.queue) + n; need > cap(m.queue) && need > maxIdleBuffer && cap(m.queue) <= maxIdleBuffer {
+		if b, ok := large.Get().(*[]byte); ok && cap(*b) >= need {
+			m.queue = append((*b)[:0], m.queue...)
+		}
 	}
 }
 
@@ -110,6 +157,7 @@ func (m *mux) waitRoom(ctx context.Context, st *Stream) error {
 
 // queueFrame appends a frame. The caller holds mu and calls put afterwards.
 func (m *mux) queueFrame(kind, flags byte, stream uint32, payload []byte) {
+	m.grow(headerSize + len(payload))
 	m.queue = appendHeader(m.queue, kind, flags, len(payload), stream)
 	m.queue = append(m.queue, payload...)
 }
@@ -128,6 +176,7 @@ func (m *mux) end(why error, fatal bool) {
 	m.mu.Lock()
 	old := m.streams
 	m.streams, m.last = make(map[uint32]*Stream), 0
+	clear(m.owing)
 	m.queue, m.holdAt, m.quiet = m.queue[:0], -1, false
 	if !fatal {
 		m.err = nil
@@ -161,6 +210,10 @@ func (m *mux) receive(h header, payload []byte) error {
 	switch h.kind {
 	case typeData:
 		err = st.enqueue(payload, h.flags&flagFin != 0)
+		if refused, ok := errors.AsType[*refusedError](err); ok {
+			reset, err = refused.error, nil
+			m.refuse(st, reset)
+		}
 	case typeCredit:
 		err = st.credited(payload)
 	case typeReset:
@@ -173,8 +226,19 @@ func (m *mux) receive(h header, payload []byte) error {
 	m.mu.Unlock()
 	if reset != nil {
 		st.notify(reset)
+		m.put()
 	}
 	return err
+}
+
+// refuse ends a stream whose messages this end has no memory for. The caller holds mu.
+func (m *mux) refuse(st *Stream, why error) {
+	st.kill(why)
+	delete(m.streams, st.id)
+	delete(m.owing, st)
+	text := why.Error()
+	b := append(binary.BigEndian.AppendUint16(nil, 0), text[:min(len(text), MaxText)]...)
+	m.queueFrame(typeReset, 0, st.id, b)
 }
 
 func parseReset(b []byte) error {

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"runtime"
 	"sync"
 	"testing"
 	"time"
@@ -103,7 +104,7 @@ func greet(t *testing.T, conn net.Conn, nonce byte, resync bool) *Host {
 func exchange(t *testing.T, h *Host, message []byte) {
 	t.Helper()
 	ctx := within(t)
-	st, err := h.Open(ctx, message, true)
+	st, err := h.Open(ctx, message, true, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -130,7 +131,7 @@ func TestMessagesOfAllSizes(t *testing.T) {
 	if len(e.hellos) != 1 || e.hellos[0].Generation != 5 {
 		t.Errorf("got greetings %+v", e.hellos)
 	}
-	if _, err := h.Open(within(t), make([]byte, MaxMessage+1), true); err == nil {
+	if _, err := h.Open(within(t), make([]byte, MaxMessage+1), true, nil); err == nil {
 		t.Error("Send of a message that is too long: got no error")
 	}
 }
@@ -144,7 +145,7 @@ func TestManyStreamsKeepTheirOrder(t *testing.T) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	for range 8 {
-		st, err := h.Open(ctx, binary.BigEndian.AppendUint32(nil, 0), false)
+		st, err := h.Open(ctx, binary.BigEndian.AppendUint32(nil, 0), false, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -180,7 +181,7 @@ func TestSlowReaderHoldsOnlyItsWindow(t *testing.T) {
 	host, guest := channel(t)
 	serve(t, guest)
 	h := greet(t, host, 1, false)
-	slow, err := h.Open(within(t), []byte("x"), false)
+	slow, err := h.Open(within(t), []byte("x"), false, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -204,7 +205,7 @@ func TestResetEndsBothSides(t *testing.T) {
 	e, _ := serve(t, guest)
 	h := greet(t, host, 1, false)
 	ctx := within(t)
-	st, err := h.Open(ctx, []byte("x"), false)
+	st, err := h.Open(ctx, []byte("x"), false, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -235,7 +236,7 @@ func TestHelloEndsTheSessionBefore(t *testing.T) {
 	e, _ := serve(t, guest)
 	old := NewHost(keepOpen{host}, Hello{Nonce: [16]byte{1}}, false)
 	ctx := within(t)
-	st, err := old.Open(ctx, []byte("x"), false)
+	st, err := old.Open(ctx, []byte("x"), false, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -309,7 +310,7 @@ func TestQuiet(t *testing.T) {
 	defer func() { _ = guest.Close(); <-done }()
 	h := greet(t, host, 1, false)
 	ctx := within(t)
-	other, err := h.Open(ctx, []byte("other"), false)
+	other, err := h.Open(ctx, []byte("other"), false, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -375,7 +376,7 @@ func TestHostileGuests(t *testing.T) {
 			host, guest := channel(t)
 			h := greet(t, host, 1, false)
 			ctx := within(t)
-			if _, err := h.Open(ctx, nil, false); err != nil {
+			if _, err := h.Open(ctx, nil, false, nil); err != nil {
 				t.Fatal(err)
 			}
 			ack := appendGreeting(nil, ackMagic, Hello{Version: Version, Nonce: [16]byte{1}})
@@ -400,7 +401,7 @@ func FuzzHost(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		ack := appendGreeting(nil, ackMagic, Hello{Version: Version, Nonce: [16]byte{1}})
 		h := NewHost(&script{r: bytes.NewReader(append(ack, b...))}, Hello{Nonce: [16]byte{1}}, false)
-		if st, err := h.Open(t.Context(), []byte("x"), false); err == nil {
+		if st, err := h.Open(t.Context(), []byte("x"), false, nil); err == nil {
 			for err == nil {
 				_, err = st.Recv(t.Context())
 			}
@@ -441,4 +442,239 @@ func (s *script) Write(b []byte) (int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.w.Write(b)
+}
+
+// ack is what a guest end responds to a hello with nonce 1.
+func ackOf() []byte {
+	return appendGreeting(nil, ackMagic, Hello{Version: Version, Nonce: [16]byte{1}})
+}
+
+func queued(m *mux) int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return len(m.queue)
+}
+
+// A peer that sends without reading gets no credit beyond the bound of the queue; one that reads again gets it.
+func TestCreditKeepsToTheQueue(t *testing.T) {
+	host, guest := channel(t)
+	h := greet(t, host, 1, false)
+	ctx := within(t)
+	st, err := h.Open(ctx, nil, false, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The host's queue fills up, because the guest end does not read.
+	filler, err := h.Open(ctx, nil, false, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fill := func() {
+		h.m.mu.Lock()
+		defer h.m.mu.Unlock()
+		for len(h.m.queue) <= MaxQueue {
+			h.m.queueFrame(typeData, 0, filler.id, make([]byte, MaxMessage))
+		}
+	}
+	fill()
+	h.m.put()
+	for queued(h.m) > 0 { // until the writer blocks with all of it, more than the channel takes
+		runtime.Gosched()
+	}
+	fill()
+	full := queued(h.m)
+	const messages = Window / (1<<10 + overhead)
+	wire := ackOf()
+	for range messages {
+		wire = append(appendHeader(wire, typeData, 0, 1<<10, st.id), make([]byte, 1<<10)...)
+	}
+	sent := make(chan error, 1)
+	go func() { _, err := guest.Write(wire); sent <- err }()
+	for range messages {
+		if _, err := st.Recv(ctx); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := <-sent; err != nil {
+		t.Fatal(err)
+	}
+	if got := queued(h.m); got != full {
+		t.Errorf("the queue grew from %d to %d bytes, want none beyond its bound", full, got)
+	}
+	// The guest end reads: the credit that was held back arrives.
+	h.m.put()
+	r := newReader(guest)
+	if _, err := r.seek(helloMagic); err != nil {
+		t.Fatal(err)
+	}
+	for {
+		hd, _, err := r.frame()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if hd.kind == typeCredit && hd.stream == st.id {
+			return
+		}
+	}
+}
+
+// meter refuses more than it has.
+type meter struct {
+	mu         sync.Mutex
+	left, most int64
+}
+
+var errRefused = errors.New("no memory for it")
+
+func (m *meter) Take(n int64) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if n > m.left {
+		return errRefused
+	}
+	m.left -= n
+	return nil
+}
+
+func (m *meter) Give(n int64) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.left += n
+}
+
+// A message that the meter refuses ends its stream, and no other one; what was counted is returned.
+func TestMeterBoundsAStream(t *testing.T) {
+	host, guest := channel(t)
+	h := greet(t, host, 1, false)
+	ctx := within(t)
+	const room = 10 << 10
+	count := &meter{left: room}
+	st, err := h.Open(ctx, nil, false, count)
+	if err != nil {
+		t.Fatal(err)
+	}
+	other, err := h.Open(ctx, nil, false, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	wire := ackOf()
+	for range 20 {
+		wire = append(appendHeader(wire, typeData, 0, 1<<10, st.id), make([]byte, 1<<10)...)
+	}
+	wire = append(appendHeader(wire, typeData, 0, 2, other.id), "ok"...)
+	go func() { _, _ = guest.Write(wire) }() // fails if the session ends, which the test notices
+	if b, err := other.Recv(ctx); err != nil || string(b) != "ok" {
+		t.Fatalf("the other stream received %q, %v", b, err)
+	}
+	got := 0
+	for {
+		b, err := st.Recv(ctx)
+		if err != nil {
+			if !errors.Is(err, errRefused) {
+				t.Errorf("the stream ended with %v, want the meter's error", err)
+			}
+			break
+		}
+		got += cost(b)
+	}
+	if got > room || got <= room-(1<<10+overhead) {
+		t.Errorf("%d bytes arrived, want as many as fit into %d", got, room)
+	}
+	st.Drop()
+	if count.left != room {
+		t.Errorf("the meter has %d bytes after the stream has ended, want %d", count.left, room)
+	}
+	r := newReader(guest)
+	if _, err := r.seek(helloMagic); err != nil {
+		t.Fatal(err)
+	}
+	for {
+		hd, _, err := r.frame()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if hd.kind == typeReset && hd.stream == st.id {
+			return
+		}
+	}
+}
+
+// A dropped stream returns what nobody received.
+func TestDropReturnsToTheMeter(t *testing.T) {
+	host, guest := channel(t)
+	h := greet(t, host, 1, false)
+	ctx := within(t)
+	count := &meter{left: Window}
+	st, err := h.Open(ctx, nil, false, count)
+	if err != nil {
+		t.Fatal(err)
+	}
+	marker, err := h.Open(ctx, nil, false, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	wire := append(appendHeader(ackOf(), typeData, 0, 1<<10, st.id), make([]byte, 1<<10)...)
+	wire = appendHeader(wire, typeData, flagFin, 0, marker.id)
+	if _, err := guest.Write(wire); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := marker.Recv(ctx); err != io.EOF {
+		t.Fatal(err)
+	}
+	if count.left != Window-1<<10-overhead {
+		t.Errorf("the meter has %d bytes, want one message fewer than %d", count.left, Window)
+	}
+	st.Reset(0, "")
+	if count.left != Window {
+		t.Errorf("the meter has %d bytes after the reset, want %d", count.left, Window)
+	}
+}
+
+// A channel that moved much keeps only small buffers.
+func TestIdleChannelKeepsSmallBuffers(t *testing.T) {
+	host, guest := channel(t)
+	e := &echo{ctx: within(t)}
+	g := NewGuest(guest)
+	done := make(chan error, 1)
+	go func() { done <- g.Serve(e) }()
+	h := greet(t, host, 1, false)
+	st, err := h.Open(within(t), []byte("x"), false, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := st.Recv(within(t)); err != nil {
+		t.Fatal(err)
+	}
+	for range 64 {
+		if err := st.Send(within(t), make([]byte, MaxMessage)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := st.Recv(within(t)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 3 { // what is read behind the large messages
+		if err := st.Send(within(t), []byte("small")); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := st.Recv(within(t)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_ = h.Close()
+	_ = guest.Close()
+	if err := <-done; err != nil && !errors.Is(err, net.ErrClosed) {
+		t.Fatal(err)
+	}
+	e.wg.Wait()
+	for name, m := range map[string]*mux{"host": h.m, "guest": g.m} {
+		m.mu.Lock()
+		if kept := cap(m.queue) + cap(m.spare); kept > 2*maxIdleBuffer {
+			t.Errorf("the %s end keeps buffers of %d bytes, want at most %d", name, kept, 2*maxIdleBuffer)
+		}
+		m.mu.Unlock()
+	}
+	if n := len(g.r.buf); n > bufferMin {
+		t.Errorf("the guest end keeps a buffer of %d bytes for reading, want %d", n, bufferMin)
+	}
 }

@@ -10,6 +10,7 @@ type reader struct {
 	r          io.Reader
 	buf        []byte
 	start, end int
+	last       int // bytes of the last read
 }
 
 const (
@@ -23,6 +24,7 @@ func newReader(r io.Reader) *reader { return &reader{r: r, buf: make([]byte, buf
 // any method.
 func (r *reader) peek(n int) ([]byte, error) {
 	for r.end-r.start < n {
+		r.shrink(n)
 		if r.start > 0 && r.start+n > len(r.buf) {
 			r.end = copy(r.buf, r.buf[r.start:r.end])
 			r.start = 0
@@ -31,6 +33,7 @@ func (r *reader) peek(n int) ([]byte, error) {
 			r.grow(n)
 		}
 		got, err := r.r.Read(r.buf[r.end:])
+		r.last = got
 		r.end += got
 		if got == 0 && err != nil {
 			return nil, err
@@ -40,6 +43,13 @@ func (r *reader) peek(n int) ([]byte, error) {
 		}
 	}
 	return r.buf[r.start : r.start+n], nil
+}
+
+// shrink replaces the large buffer of a channel on which little arrives, if n bytes fit in a small one.
+func (r *reader) shrink(n int) {
+	if r.start == r.end && len(r.buf) > bufferMin && r.last < bufferMin && n <= bufferMin {
+		r.start, r.end, r.buf = 0, 0, make([]byte, bufferMin)
+	}
 }
 
 func (r *reader) grow(n int) {

@@ -25,7 +25,18 @@ type Stream struct {
 	finIn   bool
 	finOut  bool
 	dropped bool
+	meter   Meter // counts the messages in queue; nil: nobody does
+	metered int64 // taken from meter
 }
+
+// Meter counts bytes of messages that have arrived and were not received yet. *budget.Account is one.
+type Meter interface {
+	Take(n int64) error
+	Give(n int64)
+}
+
+// refusedError says that a meter refused a message.
+type refusedError struct{ error }
 
 func newStream(m *mux, id uint32) *Stream {
 	return &Stream{m: m, id: id, credit: Window,
@@ -81,6 +92,12 @@ func (st *Stream) enqueue(payload []byte, fin bool) error {
 		if st.queued += cost(payload); st.queued > Window {
 			return fmt.Errorf("%w: peer sent more than its credit", ErrLost)
 		}
+		if st.meter != nil {
+			if err := st.meter.Take(int64(cost(payload))); err != nil {
+				return &refusedError{err}
+			}
+			st.metered += int64(cost(payload))
+		}
 		st.queue = append(st.queue, append([]byte(nil), payload...))
 	}
 	st.finIn = fin
@@ -133,20 +150,40 @@ func (st *Stream) pop() []byte {
 	if st.queue = st.queue[1:]; len(st.queue) == 0 {
 		st.queue = nil
 	}
+	st.release(int64(cost(message)))
 	st.owed += cost(message)
-	give := st.owed >= Window/2 && !st.finIn && st.dead == nil
-	if give {
-		var b [4]byte
-		binary.BigEndian.PutUint32(b[:], uint32(st.owed))
-		st.m.queueFrame(typeCredit, 0, st.id, b[:])
-		st.queued -= st.owed
-		st.owed = 0
+	give := false
+	if len(st.m.queue) <= MaxQueue {
+		give = st.giveCredit()
+	} else if st.owed >= Window/2 {
+		st.m.owing[st] = true // a peer that does not read gets no more credit than the queue has room for
 	}
 	st.m.mu.Unlock()
 	if give {
 		st.m.put()
 	}
 	return message
+}
+
+// giveCredit queues credit for what was received, if it is worth a frame. The caller holds mu.
+func (st *Stream) giveCredit() bool {
+	if st.owed < Window/2 || st.finIn || st.dead != nil {
+		return false
+	}
+	var b [4]byte
+	binary.BigEndian.PutUint32(b[:], uint32(st.owed))
+	st.m.queueFrame(typeCredit, 0, st.id, b[:])
+	st.queued -= st.owed
+	st.owed = 0
+	return true
+}
+
+// release returns n bytes to the meter. The caller holds mu.
+func (st *Stream) release(n int64) {
+	if n = min(n, st.metered); n > 0 {
+		st.metered -= n
+		st.meter.Give(n)
+	}
 }
 
 // Send sends one message. It waits for credit, and copies the message before it returns.
@@ -237,6 +274,8 @@ func (st *Stream) drop() {
 	st.dropped = true
 	st.onDead = nil
 	st.queue = nil
+	st.release(st.metered)
+	delete(st.m.owing, st)
 	st.kill(ErrClosed)
 	if st.m.streams[st.id] == st {
 		delete(st.m.streams, st.id)
