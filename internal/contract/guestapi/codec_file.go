@@ -1,5 +1,7 @@
 package guestapi
 
+import "unsafe"
+
 // FileRequest is any request about files on the wire. Each operation uses the fields it needs.
 type FileRequest struct {
 	Path, To, User string
@@ -80,16 +82,40 @@ func ParseFileInfo(b []byte) (FileInfo, error) {
 }
 
 // ParseFileInfos decodes a sequence of files that AppendFileInfo encoded, at most limit.
-func ParseFileInfos(b []byte, limit int) ([]FileInfo, error) {
+//
+// pay is called with the memory that each file takes, in bytes; its first error ends the decoding.
+func ParseFileInfos(b []byte, limit int, pay func(bytes int64) error) ([]FileInfo, error) {
 	p := parser{b: b}
 	var all []FileInfo
 	for len(p.b) > 0 {
 		if len(all) == limit {
 			return nil, ErrFormat
 		}
-		all = append(all, p.fileInfo())
+		i := p.fileInfo()
+		if err := pay(i.Bytes()); err != nil {
+			return nil, err
+		}
+		all = append(all, i)
 	}
 	return all, p.end()
+}
+
+// Bytes returns about how much memory i takes in a list, rather too much than too little.
+func (i *FileInfo) Bytes() int64 {
+	n := 2*int(unsafe.Sizeof(*i)) + len(i.Path) + len(i.Name) + len(i.Target) + len(i.User) + len(i.Group)
+	return int64(n) + mapBytes(i.Metadata)
+}
+
+// mapBytes returns about how much memory a map takes.
+func mapBytes(m map[string]string) int64 {
+	if m == nil {
+		return 0
+	}
+	n := 512
+	for k, v := range m {
+		n += 96 + len(k) + len(v)
+	}
+	return int64(n)
 }
 
 // AppendFileEvent encodes e.

@@ -1,6 +1,9 @@
 package guestapi
 
-import "time"
+import (
+	"time"
+	"unsafe"
+)
 
 func (b *buffer) size(s *Size) {
 	b.bool(s != nil)
@@ -148,16 +151,31 @@ func AppendProcessInfo(b []byte, i *ProcessInfo) []byte {
 }
 
 // ParseProcessInfos decodes a sequence of processes that AppendProcessInfo encoded, at most limit.
-func ParseProcessInfos(b []byte, limit int) ([]ProcessInfo, error) {
+//
+// pay is as in ParseFileInfos.
+func ParseProcessInfos(b []byte, limit int, pay func(bytes int64) error) ([]ProcessInfo, error) {
 	p := parser{b: b}
 	var all []ProcessInfo
 	for len(p.b) > 0 {
 		if len(all) == limit {
 			return nil, ErrFormat
 		}
-		all = append(all, p.processInfo())
+		i := p.processInfo()
+		if err := pay(i.Bytes()); err != nil {
+			return nil, err
+		}
+		all = append(all, i)
 	}
 	return all, p.end()
+}
+
+// Bytes returns about how much memory i takes in a list, rather too much than too little.
+func (i *ProcessInfo) Bytes() int64 {
+	n := 2*int(unsafe.Sizeof(*i)) + len(i.Tag) + len(i.Shell) + len(i.Dir) + len(i.User)
+	for _, a := range i.Argv {
+		n += 2*int(unsafe.Sizeof(a)) + len(a)
+	}
+	return int64(n) + mapBytes(i.Env)
 }
 
 func (p *parser) processInfo() ProcessInfo {

@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"reflect"
+	"runtime"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -90,7 +92,7 @@ func TestRoundTrip(t *testing.T) {
 	gotRequest, err := ParseProcessRequest(AppendProcessRequest(nil, &request))
 	checkRoundTrip(t, gotRequest, err, request)
 	infos := []ProcessInfo{info, {PID: 1, Shell: "x", Started: moment}}
-	gotInfos, err := ParseProcessInfos(AppendProcessInfo(AppendProcessInfo(nil, &infos[0]), &infos[1]), 2)
+	gotInfos, err := ParseProcessInfos(AppendProcessInfo(AppendProcessInfo(nil, &infos[0]), &infos[1]), 2, free)
 	checkRoundTrip(t, gotInfos, err, infos)
 	for _, e := range []Event{{Stream: StreamPTY, Offset: 1 << 50, Data: []byte("abc")}, {Exit: info.Exit}} {
 		got, err := ParseEvent(AppendEvent(nil, &e))
@@ -114,7 +116,7 @@ func TestRoundTrip(t *testing.T) {
 	checkRoundTrip(t, gotQuestion, err, question)
 	gotFile, err := ParseFileInfo(AppendFileInfo(nil, &file))
 	checkRoundTrip(t, gotFile, err, file)
-	gotFiles, err := ParseFileInfos(AppendFileInfo(AppendFileInfo(nil, &file), &file), 2)
+	gotFiles, err := ParseFileInfos(AppendFileInfo(AppendFileInfo(nil, &file), &file), 2, free)
 	checkRoundTrip(t, gotFiles, err, []FileInfo{file, file})
 	event := FileEvent{Op: OpOverflow, Path: "a/b"}
 	gotEvent, err := ParseFileEvent(AppendFileEvent(nil, &event))
@@ -183,7 +185,7 @@ func TestGuestTextIsPrintable(t *testing.T) {
 }
 
 func TestLimits(t *testing.T) {
-	if _, err := ParseFileInfos(AppendFileInfo(AppendFileInfo(nil, &file), &file), 1); !errors.Is(err, ErrFormat) {
+	if _, err := ParseFileInfos(AppendFileInfo(AppendFileInfo(nil, &file), &file), 1, free); !errors.Is(err, ErrFormat) {
 		t.Errorf("ParseFileInfos(two entries, limit 1) = %v, want %v", err, ErrFormat)
 	}
 	long := spec
@@ -210,7 +212,7 @@ func FuzzParsers(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		_, _ = ParseProcessSpec(b)
 		_, _ = ParseProcessRequest(b)
-		if all, err := ParseProcessInfos(b, 1000); err == nil && len(all) > len(b) {
+		if all, err := ParseProcessInfos(b, 1000, free); err == nil && len(all) > len(b) {
 			t.Errorf("ParseProcessInfos() = %d processes of %d bytes, want at most as many", len(all), len(b))
 		}
 		_, _ = ParseEvent(b)
@@ -219,7 +221,7 @@ func FuzzParsers(f *testing.F) {
 		if i, err := ParseFileInfo(b); err == nil && (!utf8.ValidString(i.Path) || i.Size < 0) {
 			t.Errorf("ParseFileInfo() = %+v, want valid UTF-8 and no negative size", i)
 		}
-		_, _ = ParseFileInfos(b, 1000)
+		_, _ = ParseFileInfos(b, 1000, free)
 		_, _ = ParseFileEvent(b)
 		_, _ = ParsePorts(b, 1000)
 		_, _ = ParseDial(b)
@@ -229,4 +231,84 @@ func FuzzParsers(f *testing.F) {
 		_, _, _, _ = ParseRequest(b)
 		_, _ = ParseStatus(b)
 	})
+}
+
+// free pays for everything.
+func free(int64) error { return nil }
+
+// held returns what do returns and how many bytes of memory that holds.
+func held(do func() any) (any, int64) {
+	var before, after runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&before)
+	v := do()
+	runtime.GC()
+	runtime.ReadMemStats(&after)
+	return v, int64(after.HeapAlloc) - int64(before.HeapAlloc)
+}
+
+// What is paid for a list is at least what the list holds, whatever a guest puts into it.
+func TestListsPayForTheirMemory(t *testing.T) {
+	small := FileInfo{Path: "/", Name: "a", Kind: KindFile}
+	marked := FileInfo{Path: "/x", Name: "x", Kind: KindFile, Metadata: map[string]string{}}
+	for i := range maxListItems {
+		marked.Metadata[string(rune('0'+i))] = "v"
+	}
+	bare := ProcessInfo{PID: 1}
+	full := ProcessInfo{PID: 1, Env: map[string]string{}}
+	for i := range MaxEntries {
+		full.Argv = append(full.Argv, "a")
+		full.Env[strconv.Itoa(i)] = "b"
+	}
+	repeat := func(one []byte, n int) []byte { return bytes.Repeat(one, n) }
+	files := func(b []byte, pay func(int64) error) (any, error) { return ParseFileInfos(b, 1<<20, pay) }
+	processes := func(b []byte, pay func(int64) error) (any, error) { return ParseProcessInfos(b, 1<<20, pay) }
+	for name, c := range map[string]struct {
+		wire  []byte
+		parse func([]byte, func(int64) error) (any, error)
+	}{
+		"small files":         {repeat(AppendFileInfo(nil, &small), 50_000), files},
+		"files with metadata": {repeat(AppendFileInfo(nil, &marked), 2000), files},
+		"bare processes":      {repeat(AppendProcessInfo(nil, &bare), 50_000), processes},
+		"many arguments":      {repeat(AppendProcessInfo(nil, &full), 20), processes},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var paid int64
+			list, got := held(func() any {
+				v, err := c.parse(c.wire, func(n int64) error { paid += n; return nil })
+				if err != nil {
+					t.Fatal(err)
+				}
+				return v
+			})
+			runtime.KeepAlive(list)
+			if got > paid {
+				t.Errorf("%d bytes on the wire hold %d bytes of memory, and %d were paid", len(c.wire), got, paid)
+			}
+			if paid > 8*got {
+				t.Errorf("%d bytes of memory cost %d: honest guests pay too much", got, paid)
+			}
+		})
+	}
+}
+
+// A list that nobody pays for is not read to its end.
+func TestUnpaidListEnds(t *testing.T) {
+	no := errors.New("no memory")
+	wire := bytes.Repeat(AppendFileInfo(nil, &FileInfo{Path: "/", Name: "a", Kind: KindFile}), 1000)
+	left := 10
+	pay := func(int64) error {
+		if left--; left < 0 {
+			return no
+		}
+		return nil
+	}
+	if _, err := ParseFileInfos(wire, 1<<20, pay); !errors.Is(err, no) || left != -1 {
+		t.Errorf("ParseFileInfos() = %v with %d entries left to pay, want the first refusal", err, left)
+	}
+	left = 10
+	wire = bytes.Repeat(AppendProcessInfo(nil, &ProcessInfo{PID: 1}), 1000)
+	if _, err := ParseProcessInfos(wire, 1<<20, pay); !errors.Is(err, no) || left != -1 {
+		t.Errorf("ParseProcessInfos() = %v with %d entries left to pay, want the first refusal", err, left)
+	}
 }

@@ -15,6 +15,8 @@ var (
 	ErrBusy       = errors.New("too many at once")
 	ErrRefused    = errors.New("connection refused in the sandbox")
 	ErrInternal   = errors.New("guest agent failed")
+	// ErrTooLarge means that the host refused a response. Guests do not return it.
+	ErrTooLarge = errors.New("response is too large")
 	// ErrLost means that the channel ended: the machine died, was hibernated, or was restored.
 	ErrLost = errors.New("guest channel was lost")
 )

@@ -14,7 +14,7 @@ func (l *Link) Freeze(ctx context.Context, sync bool) error {
 	if err != nil {
 		return linkError(err)
 	}
-	if _, err := l.finish(ctx, st, nil); err != nil {
+	if _, err := l.finishShort(ctx, st, nil); err != nil {
 		l.h.Release()
 		return err
 	}

@@ -18,15 +18,10 @@ func (l *Link) Stat(ctx context.Context, path, user string) (guestapi.FileInfo, 
 // List implements guestapi.Guest.
 func (l *Link) List(ctx context.Context, path, user string, depth int) ([]guestapi.FileInfo, error) {
 	r := guestapi.FileRequest{Path: path, User: user, Depth: depth}
-	response, err := l.call(ctx, guestapi.OpList, guestapi.AppendFileRequest(nil, &r))
-	if err != nil {
-		return nil, err
-	}
-	all, err := guestapi.ParseFileInfos(response, maxEntries)
-	if err != nil {
-		return nil, linkError(err)
-	}
-	return all, nil
+	return list(ctx, l, guestapi.OpList, guestapi.AppendFileRequest(nil, &r),
+		func(b []byte, pay func(int64) error) ([]guestapi.FileInfo, error) {
+			return guestapi.ParseFileInfos(b, maxEntries, pay)
+		})
 }
 
 // Move implements guestapi.Guest.
@@ -123,7 +118,7 @@ func (l *Link) Write(
 	if err := sendAll(ctx, st, r); err != nil {
 		return guestapi.FileInfo{}, cancelStream(st, err)
 	}
-	response, err := l.finish(ctx, st, nil)
+	response, err := l.finishShort(ctx, st, nil)
 	if err != nil {
 		return guestapi.FileInfo{}, err
 	}

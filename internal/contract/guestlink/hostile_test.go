@@ -47,14 +47,20 @@ func (l *hostileGuest) Stream(st *mux.Stream, _ []byte) {
 func serveHostile(t *testing.T, l *hostileGuest) *guestlink.Link {
 	t.Helper()
 	host, guest := channel(t)
+	runHostile(t, l, guest)
+	return open(t, host, guestlink.Options{})
+}
+
+// runHostile serves a hostile guest at its end of a channel until the test ends.
+func runHostile(t *testing.T, l *hostileGuest, guest net.Conn) {
+	t.Helper()
 	l.t = t
 	done := make(chan struct{})
-	go func(conn net.Conn) {
+	go func() {
 		defer close(done)
-		_ = mux.NewGuest(conn).Serve(l)
-	}(guest)
+		_ = mux.NewGuest(guest).Serve(l)
+	}()
 	t.Cleanup(func() { _ = guest.Close(); <-done })
-	return open(t, host, guestlink.Options{})
 }
 
 // requests are all requests that have a response.

@@ -18,15 +18,17 @@ import (
 	"sync"
 
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
+	"github.com/pandastack/pandastack/internal/lib/budget"
 	"github.com/pandastack/pandastack/internal/lib/mux"
 )
 
 // Bounds of one response.
 const (
-	maxResponse = 64 << 20 // bytes
-	maxEntries  = 1 << 17  // files of a listing
-	maxListed   = 1 << 14  // processes, ports
-	messageSize = 32 << 10 // bytes of content in a message; what the guest's device writes at once
+	maxResponse = 32 << 20            // bytes of a list
+	maxSingle   = guestapi.MaxRequest // bytes of any other response
+	maxEntries  = 1 << 16             // files of a listing; the guest agent sends no more
+	maxListed   = 1 << 14             // processes, ports
+	messageSize = 32 << 10            // bytes of content in a message; what the guest's device writes at once
 )
 
 // Options of a new link.
@@ -38,11 +40,15 @@ type Options struct {
 	// Resync is set if the channel may hold half of an earlier frame: the link is the first of a new host
 	// process to a machine that kept running.
 	Resync bool
+	// Memory, if not nil, pays for what the link buffers for calls whose context carries no budget.Account. The link
+	// closes it.
+	Memory *budget.Account
 }
 
 // Link is a machine's guest as the host sees it.
 type Link struct {
 	h        *mux.Host
+	memory   *budget.Account
 	ctx      context.Context // ends with Close; for work that outlives the call that began it
 	cancel   context.CancelCauseFunc
 	wg       sync.WaitGroup
@@ -61,7 +67,7 @@ func Open(ctx context.Context, conn net.Conn, opt Options) (*Link, error) {
 	if _, err := rand.Read(hello.Nonce[:]); err != nil {
 		return nil, fmt.Errorf("greet guest: %w", err)
 	}
-	l := &Link{restored: make(chan struct{})}
+	l := &Link{restored: make(chan struct{}), memory: opt.Memory}
 	l.ctx, l.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
 	l.h = mux.NewHost(conn, hello, opt.Resync)
 	if opt.Identity == nil {
@@ -74,7 +80,7 @@ func Open(ctx context.Context, conn net.Conn, opt Options) (*Link, error) {
 	}
 	l.wg.Go(func() {
 		defer close(l.restored)
-		_, l.err = l.finish(l.ctx, st, rest)
+		_, l.err = l.finishShort(l.ctx, st, rest)
 	})
 	return l, nil
 }
@@ -113,13 +119,27 @@ func (l *Link) Close() error {
 	l.cancel(guestapi.ErrLost)
 	err := l.h.Close()
 	l.wg.Wait()
+	l.memory.Close()
 	return err
+}
+
+// payer returns the account that pays for what is buffered for ctx, nil if nobody limits it.
+func (l *Link) payer(ctx context.Context) *budget.Account {
+	if a := budget.FromContext(ctx); a != nil {
+		return a
+	}
+	return l.memory
 }
 
 // linkError translates an error of the channel into one of guestapi.
 func linkError(err error) error {
 	var reset *mux.ResetError
+	var over *budget.Error
 	switch {
+	case errors.As(err, &over) && over.Never:
+		return fmt.Errorf("%w: %w", guestapi.ErrTooLarge, err)
+	case errors.As(err, &over):
+		return fmt.Errorf("%w: %w", guestapi.ErrBusy, err)
 	case errors.As(err, &reset):
 		if reset.Code == 0 || reset.Code > 255 {
 			return guestapi.CodeError(1, reset.Text)
@@ -148,7 +168,11 @@ func (l *Link) begin(ctx context.Context, op guestapi.Op, body []byte, fin bool)
 	}
 	request := guestapi.AppendRequest(make([]byte, 0, len(body)+8), op, body)
 	first, rest := request[:min(len(request), messageSize)], request[min(len(request), messageSize):]
-	st, err := l.h.Open(ctx, first, fin && len(rest) == 0)
+	var meter mux.Meter
+	if a := l.payer(ctx); a != nil {
+		meter = a
+	}
+	st, err := l.h.Open(ctx, first, fin && len(rest) == 0, meter)
 	if err != nil {
 		return nil, nil, linkError(err)
 	}
@@ -209,18 +233,24 @@ func (l *Link) send(ctx context.Context, st *mux.Stream, rest []byte, fin bool) 
 	return nil
 }
 
-// finish sends the rest of a request and returns the whole response. It ends the stream.
-func (l *Link) finish(ctx context.Context, st *mux.Stream, rest []byte) ([]byte, error) {
+// finish sends the rest of a request and returns the whole response, of at most limit bytes. It ends the stream. bill
+// pays for the response, if it is more than one message.
+func (l *Link) finish(ctx context.Context, st *mux.Stream, rest []byte, limit int, bill *bill) ([]byte, error) {
 	if err := l.send(ctx, st, rest, true); err != nil {
 		return nil, cancelStream(st, err)
 	}
 	response, err := l.first(ctx, st)
 	for err == nil {
 		var more []byte
-		if more, err = st.Recv(ctx); err == nil {
-			if response = append(response, more...); len(response) > maxResponse {
-				err = guestapi.ErrFormat
-			}
+		if more, err = st.Recv(ctx); err != nil {
+			break
+		}
+		if len(response)+len(more) > limit {
+			err = guestapi.ErrFormat
+			break
+		}
+		if err = bill.take(growth * int64(len(more))); err == nil {
+			response = append(response, more...)
 		}
 	}
 	if err == io.EOF {
@@ -230,11 +260,78 @@ func (l *Link) finish(ctx context.Context, st *mux.Stream, rest []byte) ([]byte,
 	return nil, cancelStream(st, linkError(err))
 }
 
-// call makes a request with one response.
+// growth is how much memory a slice takes for each byte while it is appended to: the old array and the new one.
+const growth = 2
+
+// bill is what one call has taken from an account.
+type bill struct {
+	account *budget.Account
+	own     bool // the account is the link's: nobody returns it at the end of a request
+	taken   int64
+}
+
+func (l *Link) bill(ctx context.Context) *bill {
+	return &bill{account: l.payer(ctx), own: budget.FromContext(ctx) == nil}
+}
+
+func (b *bill) take(n int64) error {
+	if err := b.account.Take(n); err != nil {
+		return err
+	}
+	b.taken += n
+	return nil
+}
+
+// settle returns what was taken for the message of a response that has been parsed. What was parsed is the caller's,
+// and stays with the caller's account, if there is one.
+func (b *bill) settle(message int64) {
+	if b.own {
+		message = b.taken
+	}
+	b.account.Give(min(message, b.taken))
+}
+
+// call makes a request with one short response.
 func (l *Link) call(ctx context.Context, op guestapi.Op, body []byte) ([]byte, error) {
 	st, rest, err := l.begin(ctx, op, body, true)
 	if err != nil {
 		return nil, err
 	}
-	return l.finish(ctx, st, rest)
+	return l.finishShort(ctx, st, rest)
+}
+
+// finishShort is finish for responses that are no lists. The account pays while they arrive.
+func (l *Link) finishShort(ctx context.Context, st *mux.Stream, rest []byte) ([]byte, error) {
+	b := l.bill(ctx)
+	response, err := l.finish(ctx, st, rest, maxSingle, b)
+	b.settle(b.taken)
+	return response, err
+}
+
+// list makes a request whose response is a list.
+func list[T any](
+	ctx context.Context,
+	l *Link,
+	op guestapi.Op,
+	body []byte,
+	parse func(b []byte, pay func(int64) error) ([]T, error),
+) ([]T, error) {
+	st, rest, err := l.begin(ctx, op, body, true)
+	if err != nil {
+		return nil, err
+	}
+	b := l.bill(ctx)
+	response, err := l.finish(ctx, st, rest, maxResponse, b)
+	message := b.taken
+	if err != nil {
+		b.settle(message)
+		return nil, err
+	}
+	all, err := parse(response, b.take)
+	if err != nil {
+		b.settle(b.taken)
+		return nil, linkError(err)
+	}
+	b.settle(message)
+	return all, nil
 }

@@ -27,15 +27,10 @@ func (l *Link) Attach(ctx context.Context, ref guestapi.ProcessRef, from guestap
 
 // Processes implements guestapi.Guest.
 func (l *Link) Processes(ctx context.Context) ([]guestapi.ProcessInfo, error) {
-	response, err := l.call(ctx, guestapi.OpProcesses, nil)
-	if err != nil {
-		return nil, err
-	}
-	all, err := guestapi.ParseProcessInfos(response, maxListed)
-	if err != nil {
-		return nil, linkError(err)
-	}
-	return all, nil
+	return list(ctx, l, guestapi.OpProcesses, nil,
+		func(b []byte, pay func(int64) error) ([]guestapi.ProcessInfo, error) {
+			return guestapi.ParseProcessInfos(b, maxListed, pay)
+		})
 }
 
 // Signal implements guestapi.Guest.
