@@ -24,6 +24,7 @@ var errorStatuses = []struct {
 	{guestapi.ErrIsDir, connect.CodeInvalidArgument, http.StatusBadRequest},
 	{guestapi.ErrNoSpace, connect.CodeResourceExhausted, http.StatusInsufficientStorage},
 	{guestapi.ErrBusy, connect.CodeResourceExhausted, http.StatusTooManyRequests},
+	{guestapi.ErrTooLarge, connect.CodeResourceExhausted, http.StatusRequestEntityTooLarge},
 	{guestapi.ErrRefused, connect.CodeUnavailable, http.StatusBadGateway},
 	{guestapi.ErrLost, connect.CodeUnavailable, http.StatusBadGateway},
 	{context.DeadlineExceeded, connect.CodeDeadlineExceeded, http.StatusGatewayTimeout},

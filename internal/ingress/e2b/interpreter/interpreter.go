@@ -115,6 +115,10 @@ func fail(w http.ResponseWriter, err error) {
 		status = http.StatusBadRequest
 	case errors.Is(err, guestapi.ErrLost):
 		status = http.StatusBadGateway
+	case errors.Is(err, guestapi.ErrBusy):
+		status = http.StatusTooManyRequests
+	case errors.Is(err, guestapi.ErrTooLarge):
+		status = http.StatusRequestEntityTooLarge
 	}
 	http.Error(w, err.Error(), status)
 }

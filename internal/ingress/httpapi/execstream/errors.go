@@ -5,6 +5,7 @@ import (
 
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
+	"github.com/pandastack/pandastack/internal/lib/budget"
 )
 
 // guestCodes maps the errors of a guest to codes and hints for clients.
@@ -21,6 +22,7 @@ var guestCodes = []struct {
 	{guestapi.ErrIsDir, api.Invalid, ""},
 	{guestapi.ErrNoSpace, api.NoSpace, "; delete files, or create a sandbox with a larger disk_mb"},
 	{guestapi.ErrBusy, api.QuotaExceeded, "; wait for some to end"},
+	{guestapi.ErrTooLarge, api.TooLarge, ""},
 	{guestapi.ErrRefused, api.Unreachable, ""},
 	{guestapi.ErrInternal, api.Internal, ""},
 	{guestapi.ErrLost, api.Unavailable, "; the sandbox ended or was restored meanwhile"},
@@ -36,10 +38,27 @@ func GuestError(err error, subject string) error {
 	if e, ok := errors.AsType[*api.Error](err); ok {
 		return e
 	}
+	if over, ok := errors.AsType[*budget.Error](err); ok {
+		return overBudget(over, err, subject)
+	}
 	for _, c := range guestCodes {
 		if errors.Is(err, c.err) {
 			return api.Wrap(c.code, err, subject+": "+err.Error()+c.hint)
 		}
 	}
 	return api.AsError(err)
+}
+
+// overBudget returns the error of a request that exceeds a budget: too_large if it always will, else quota_exceeded.
+func overBudget(over *budget.Error, cause error, subject string) error {
+	code := api.QuotaExceeded
+	if over.Never {
+		code = api.TooLarge
+	}
+	return api.Wrap(code, cause, subject+": "+over.Error()).
+		With("budget", over.Pool).
+		With("level", over.Level).
+		With("used", over.Used).
+		With("allowed", over.Allowed).
+		With("wanted", over.Wanted)
 }
