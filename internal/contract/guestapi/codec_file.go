@@ -1,7 +1,5 @@
 package guestapi
 
-import "unsafe"
-
 // FileRequest is any request about files on the wire. Each operation uses the fields it needs.
 type FileRequest struct {
 	Path, To, User string
@@ -100,9 +98,12 @@ func ParseFileInfos(b []byte, limit int, pay func(bytes int64) error) ([]FileInf
 	return all, p.end()
 }
 
+// listItemBytes is more than a FileInfo or ProcessInfo takes in a slice that grows, besides its text.
+const listItemBytes = 512
+
 // Bytes returns about how much memory i takes in a list, rather too much than too little.
 func (i *FileInfo) Bytes() int64 {
-	n := 2*int(unsafe.Sizeof(*i)) + len(i.Path) + len(i.Name) + len(i.Target) + len(i.User) + len(i.Group)
+	n := listItemBytes + len(i.Path) + len(i.Name) + len(i.Target) + len(i.User) + len(i.Group)
 	return int64(n) + mapBytes(i.Metadata)
 }
 

@@ -1,9 +1,6 @@
 package guestapi
 
-import (
-	"time"
-	"unsafe"
-)
+import "time"
 
 func (b *buffer) size(s *Size) {
 	b.bool(s != nil)
@@ -171,9 +168,9 @@ func ParseProcessInfos(b []byte, limit int, pay func(bytes int64) error) ([]Proc
 
 // Bytes returns about how much memory i takes in a list, rather too much than too little.
 func (i *ProcessInfo) Bytes() int64 {
-	n := 2*int(unsafe.Sizeof(*i)) + len(i.Tag) + len(i.Shell) + len(i.Dir) + len(i.User)
+	n := listItemBytes + len(i.Tag) + len(i.Shell) + len(i.Dir) + len(i.User)
 	for _, a := range i.Argv {
-		n += 2*int(unsafe.Sizeof(a)) + len(a)
+		n += 32 + len(a)
 	}
 	return int64(n) + mapBytes(i.Env)
 }

@@ -185,7 +185,8 @@ func TestGuestTextIsPrintable(t *testing.T) {
 }
 
 func TestLimits(t *testing.T) {
-	if _, err := ParseFileInfos(AppendFileInfo(AppendFileInfo(nil, &file), &file), 1, free); !errors.Is(err, ErrFormat) {
+	two := AppendFileInfo(AppendFileInfo(nil, &file), &file)
+	if _, err := ParseFileInfos(two, 1, free); !errors.Is(err, ErrFormat) {
 		t.Errorf("ParseFileInfos(two entries, limit 1) = %v, want %v", err, ErrFormat)
 	}
 	long := spec
@@ -292,7 +293,7 @@ func TestListsPayForTheirMemory(t *testing.T) {
 	}
 }
 
-// A list that nobody pays for is not read to its end.
+// A list without payment is not read to its end.
 func TestUnpaidListEnds(t *testing.T) {
 	no := errors.New("no memory")
 	wire := bytes.Repeat(AppendFileInfo(nil, &FileInfo{Path: "/", Name: "a", Kind: KindFile}), 1000)

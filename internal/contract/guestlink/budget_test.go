@@ -82,7 +82,7 @@ func TestHostileResponsesKeepToTheBudget(t *testing.T) {
 	}
 }
 
-// Streams that nobody reads hold no more than the share of their sandbox.
+// Unread streams hold no more than the share of their sandbox.
 func TestUnreadStreamsKeepToTheBudget(t *testing.T) {
 	const total = 4 << 20
 	memory := newMemory(total)

@@ -123,7 +123,7 @@ func (l *Link) Close() error {
 	return err
 }
 
-// payer returns the account that pays for what is buffered for ctx, nil if nobody limits it.
+// payer returns the account that pays for what is buffered for ctx, nil if there is no limit.
 func (l *Link) payer(ctx context.Context) *budget.Account {
 	if a := budget.FromContext(ctx); a != nil {
 		return a
@@ -266,7 +266,7 @@ const growth = 2
 // bill is what one call has taken from an account.
 type bill struct {
 	account *budget.Account
-	own     bool // the account is the link's: nobody returns it at the end of a request
+	own     bool // the account is the link's: no request ends that would return it
 	taken   int64
 }
 

@@ -54,11 +54,8 @@ type owner struct {
 	children map[string]*owner
 }
 
-// New returns a pool. A Total that is not positive is an error of the program, and New panics.
+// New returns a pool.
 func New(cfg Config) *Pool {
-	if cfg.Total <= 0 {
-		panic(fmt.Sprintf("budget %s: total of %d", cfg.Name, cfg.Total))
-	}
 	return &Pool{
 		cfg:     cfg,
 		root:    &owner{level: -1, limit: cfg.Total, children: map[string]*owner{}},
@@ -128,7 +125,7 @@ type Error struct {
 	Used    int64  // by that owner
 	Allowed int64  // to that owner now
 	Wanted  int64
-	// Never is set if the owner could not get as much even if nobody held anything.
+	// Never is set if the owner could not get as much even if all others held nothing.
 	Never bool
 }
 

@@ -13,9 +13,9 @@ var (
 	usedDesc = prometheus.NewDesc(
 		"pandastack_budget_used", "Units in use.", []string{"budget"}, nil)
 	largestDesc = prometheus.NewDesc(
-		"pandastack_budget_largest_owner", "Units that the largest owner of the top level uses.", []string{"budget"}, nil)
+		"pandastack_budget_largest_owner", "Units of the largest owner of the top level.", []string{"budget"}, nil)
 	refusedDesc = prometheus.NewDesc(
-		"pandastack_budget_refused_total", "Refusals, by the level whose bound was met.", []string{"budget", "level"}, nil)
+		"pandastack_budget_refused_total", "Refusals, by level.", []string{"budget", "level"}, nil)
 )
 
 // Collector is a prometheus.Collector of pools.

@@ -21,7 +21,7 @@
 // Each direction of a stream starts with Window bytes of credit. A message costs its length and a fixed overhead, so
 // that empty messages are limited too. A peer that exceeds its credit, or sends invalid frames, breaks the session. A
 // receiving end therefore never holds more than Window bytes a stream and MaxStreams streams, and less if a Meter
-// refuses more; a sending end holds MaxQueue bytes more. Credit is sent only while the queue is not longer than that, so
+// refuses more; a sending end holds MaxQueue bytes more. Credit is sent only while the queue is not longer than that:
 // a peer that does not read is soon not read from either.
 //
 // # Quiet

@@ -599,7 +599,7 @@ func TestMeterBoundsAStream(t *testing.T) {
 	}
 }
 
-// A dropped stream returns what nobody received.
+// A dropped stream returns what was not received.
 func TestDropReturnsToTheMeter(t *testing.T) {
 	host, guest := channel(t)
 	h := greet(t, host, 1, false)

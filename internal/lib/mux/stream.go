@@ -25,7 +25,7 @@ type Stream struct {
 	finIn   bool
 	finOut  bool
 	dropped bool
-	meter   Meter // counts the messages in queue; nil: nobody does
+	meter   Meter // counts the messages in queue; nil: none does
 	metered int64 // taken from meter
 }
 
