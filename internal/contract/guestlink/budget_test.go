@@ -1,8 +1,8 @@
 package guestlink_test
 
 import (
+	"bytes"
 	"errors"
-	"strings"
 	"sync"
 	"testing"
 
@@ -21,7 +21,7 @@ func newMemory(total int64) *budget.Pool {
 // smallFiles is a listing of files that take much more memory than bytes on the wire.
 func smallFiles() []byte {
 	one := guestapi.AppendFileInfo(nil, &guestapi.FileInfo{Path: "/", Name: "a", Kind: guestapi.KindFile})
-	return []byte(strings.Repeat(string(one), 60_000/len(one)))
+	return bytes.Repeat(one, 4*(60_000/4/len(one)))
 }
 
 // A guest that responds to everything with as much as it can holds no more of the host's memory than its share, however
@@ -68,7 +68,8 @@ func TestHostileResponsesKeepToTheBudget(t *testing.T) {
 			}
 			neighbour := memory.Open("neighbour", "sandbox")
 
-			kind := serveHostile(t, &hostileGuest{messages: [][]byte{{0}, smallFiles()}})
+			files := smallFiles()[:len(smallFiles())/4]
+			kind := serveHostile(t, &hostileGuest{messages: [][]byte{{0}, files}})
 			if _, err := kind.List(budget.NewContext(within(t), neighbour), "/", "", 1); err != nil {
 				t.Errorf("the neighbour's List() = %v", err)
 			}
