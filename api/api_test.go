@@ -163,6 +163,8 @@ func TestValidateNamesTheField(t *testing.T) {
 	}{
 		{"create-empty", &api.CreateRequest{}, ""},
 		{"create-template", &api.CreateRequest{Template: "../x"}, "template"},
+		{"create-template-deep", &api.CreateRequest{Template: "a/b/c"}, "template"},
+		{"create-template-elsewhere", &api.CreateRequest{Template: "ours/app:next"}, ""},
 		{"create-snapshot", &api.CreateRequest{FromSnapshot: "x"}, "from_snapshot"},
 		{"create-both", &api.CreateRequest{Template: "base", FromSnapshot: api.NewSnapshotID()}, ""},
 		{"create-ttl-negative", &api.CreateRequest{TTLSeconds: &neg}, "ttl_seconds"},

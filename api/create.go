@@ -85,7 +85,8 @@ func (r *CreateRequest) Validate() error {
 	case r.Template != "" && !validTemplateRef(r.Template):
 		return invalid(
 			"template",
-			"%s is not a template name: use 1 to 64 of a-z A-Z 0-9 . _ -, and a tag behind a colon if you want one",
+			"%s is not a template name: use 1 to 64 of a-z A-Z 0-9 . _ -, a workspace and a slash in front "+
+				"if it belongs to another one, and a tag behind a colon if you want one",
 			quote(r.Template),
 		)
 	case r.FromSnapshot != "" && !r.FromSnapshot.Valid():
@@ -161,8 +162,15 @@ func (r *CreateRequest) NetworkPolicy() Network {
 // ValidTemplateName reports whether s has the form of a template's name.
 func ValidTemplateName(s string) bool { return templateName.MatchString(s) }
 
+// validTemplateRef reports whether s has the form [workspace/]name[:tag].
 func validTemplateRef(s string) bool {
 	name, tag := SplitTemplate(s)
+	if workspace, rest, ok := strings.Cut(name, "/"); ok {
+		if !ValidTemplateName(workspace) || strings.HasPrefix(workspace, ".") {
+			return false
+		}
+		name = rest
+	}
 	return ValidTemplateName(name) && (tag == "" || ValidTemplateName(tag))
 }
 

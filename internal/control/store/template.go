@@ -59,11 +59,10 @@ func (t *Tx) UpdateTemplate(ctx context.Context, row *Template, columns ...strin
 	return changed(res, exists(err, "template", row.Name), "template", row.ID)
 }
 
-// TemplateNamed reads the row of a name that a workspace means: its own, else everyone's.
+// TemplateNamed reads the row of a workspace with a name.
 func (t *Tx) TemplateNamed(ctx context.Context, workspace, name string) (Template, error) {
 	var row Template
-	err := t.db.NewSelect().Model(&row).Where("name = ?", name).Where("(workspace = ? OR everyone)", workspace).
-		OrderExpr("CASE WHEN workspace = ? THEN 0 ELSE 1 END", workspace).Limit(1).Scan(ctx)
+	err := t.db.NewSelect().Model(&row).Where("workspace = ?", workspace).Where("name = ?", name).Scan(ctx)
 	return row, notFound(err, "template", name)
 }
 

@@ -3,8 +3,8 @@
 // There are two kinds. Recipes belong to the host: all workspaces may use them, none may delete them, and a
 // name that a recipe has means the recipe. Templates of users have a row in the store, a version for every
 // successful build, and tags that name versions; each version is a published template of the host, named after its
-// build. They belong to a workspace and may be shared with all. For a caller who may not use a template, it does not
-// exist.
+// build. They belong to a workspace. An operator may share them with all, for whom their name is workspace/name: a name
+// alone never means a template of another workspace. For a caller who may not use a template, it does not exist.
 //
 // Hosts own what is baked. This package asks them and caches the result for a moment, since every create looks up
 // its template. The row of a version is written after the host has the version, and removed before the host deletes

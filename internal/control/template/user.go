@@ -1,10 +1,12 @@
 package template
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/pandastack/pandastack/api"
@@ -42,10 +44,11 @@ func (s *Service) userTemplate(ctx context.Context, p auth.Principal, ref string
 			truncate(tag),
 		)
 	}
-	return viewUserTemplate(row, version, tags), true, nil
+	return viewUserTemplate(p, row, version, tags), true, nil
 }
 
-// row finds the row of a user's template that the caller may use.
+// row finds the row of a user's template that the caller may use, by id, by a name of the caller's workspace, or by
+// workspace/name.
 func (s *Service) row(ctx context.Context, p auth.Principal, name string) (store.Template, bool, error) {
 	if name == "" || p.Workspace == "" {
 		return store.Template{}, false, nil
@@ -57,6 +60,17 @@ func (s *Service) row(ctx context.Context, p auth.Principal, name string) (store
 		}
 		return row, err == nil, err
 	}
+	workspace, plain := string(p.Workspace), name
+	if of, rest, ok := strings.Cut(name, "/"); ok {
+		workspace, plain = of, rest
+	}
+	if plain != name {
+		row, err := s.db.Read().TemplateNamed(ctx, workspace, plain)
+		if errors.Is(err, store.ErrNotFound) || err == nil && !row.Everyone && workspace != string(p.Workspace) {
+			return store.Template{}, false, nil
+		}
+		return row, err == nil, err
+	}
 	recipes, err := s.list(ctx, false)
 	if err != nil {
 		return store.Template{}, false, err
@@ -64,7 +78,7 @@ func (s *Service) row(ctx context.Context, p auth.Principal, name string) (store
 	if slices.ContainsFunc(recipes, func(t hostapi.Template) bool { return string(t.Name) == name }) {
 		return store.Template{}, false, nil
 	}
-	row, err := s.db.Read().TemplateNamed(ctx, string(p.Workspace), name)
+	row, err := s.db.Read().TemplateNamed(ctx, workspace, name)
 	if errors.Is(err, store.ErrNotFound) {
 		return store.Template{}, false, nil
 	}
@@ -106,13 +120,14 @@ func (s *Service) listUserTemplates(ctx context.Context, p auth.Principal) ([]ap
 			return nil, err
 		}
 		if version.ID != "" {
-			out = append(out, viewUserTemplate(row, version, tags))
+			out = append(out, viewUserTemplate(p, row, version, tags))
 		}
 	}
 	return out, nil
 }
 
-func viewUserTemplate(row store.Template, v store.Version, tags []store.Tag) api.Template {
+// viewUserTemplate returns a template as the caller sees it: one of another workspace has the name workspace/name.
+func viewUserTemplate(p auth.Principal, row store.Template, v store.Version, tags []store.Tag) api.Template {
 	out := api.Template{
 		Name: row.Name, ID: api.TemplateID(row.ID), Host: v.ID, Version: api.BuildID(v.ID), SizeBytes: v.Bytes,
 		CPU: v.VCPUs, MemoryMB: v.MemoryMiB,
@@ -122,6 +137,10 @@ func viewUserTemplate(row store.Template, v store.Version, tags []store.Tag) api
 		Start: v.Start, Ready: v.Ready,
 		Baked: true, BakedAt: timePtr(store.Time(v.Created)), CreatedAt: timePtr(store.Time(row.Created)),
 		Tags: []string{},
+	}
+	if row.Workspace != string(p.Workspace) {
+		out.Name = row.Workspace + "/" + row.Name
+		out.Label = out.Name
 	}
 	out.Limits = limits(v.Limits)
 	for _, t := range tags {
@@ -350,7 +369,7 @@ func (s *Service) Untag(ctx context.Context, p auth.Principal, name, tag string)
 // Claim returns the row of the template that the caller's build makes a version of; it may make it.
 //
 // global shares it with all workspaces. Only an operator may do so, or make versions of what is shared. A name that a
-// recipe has, or a shared template of another workspace, is a conflict.
+// recipe or an alias of this server has, or a shared template of another workspace, is a conflict.
 func (s *Service) Claim(
 	ctx context.Context,
 	p auth.Principal,
@@ -375,7 +394,7 @@ func (s *Service) Claim(
 	}
 	err = s.db.Write(ctx, "template claim", func(ctx context.Context, tx *store.Tx) error {
 		row, err = tx.TemplateNamed(ctx, string(p.Workspace), name)
-		if err == nil && row.Workspace == string(p.Workspace) {
+		if err == nil {
 			if row.Everyone && !p.Operator {
 				return errShared(row)
 			}
@@ -385,8 +404,12 @@ func (s *Service) Claim(
 			}
 			return nil
 		}
-		if err != nil && !errors.Is(err, store.ErrNotFound) {
+		if !errors.Is(err, store.ErrNotFound) {
 			return err
+		}
+		if reserved, err := s.isAlias(ctx, tx, name); err != nil || reserved {
+			return cmp.Or(err, error(api.Errorf(api.Conflict,
+				"%s is another name of a template of this server: choose another", name).With("field", "name")))
 		}
 		now := store.Micros(time.Now())
 		row, made = store.Template{
@@ -407,6 +430,13 @@ func (s *Service) Claim(
 		return row, false, api.AsError(err)
 	}
 	return row, made, nil
+}
+
+// isAlias reports whether clients find a template of this server under a name.
+func (s *Service) isAlias(ctx context.Context, tx *store.Tx, name string) (bool, error) {
+	rows, err := tx.Aliases(ctx)
+	_, ok := mergeAliases(s.aliases, rows)[name]
+	return ok, err
 }
 
 // Forget removes the row of a template without versions, whose first build failed.

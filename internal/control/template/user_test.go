@@ -200,27 +200,44 @@ func TestOldVersionsArePruned(t *testing.T) {
 func TestTemplatesForEveryone(t *testing.T) {
 	w := newFixture(t)
 	ctx := t.Context()
-	if _, _, err := w.Claim(ctx, alice, "tool", true); api.CodeOf(err) != api.Forbidden {
-		t.Errorf("a member claims for everyone: %v", err)
+	for name, who := range map[string]auth.Principal{"member": alice, "admin": {Workspace: "a", Admin: true}} {
+		if _, _, err := w.Claim(ctx, who, "tool", true); api.CodeOf(err) != api.Forbidden {
+			t.Errorf("%s claims for all workspaces: %v", name, err)
+		}
 	}
 	row, _, err := w.Claim(ctx, root, "tool", true)
 	if err != nil {
 		t.Fatal(err)
 	}
 	v := w.version(row, 1)
-	w.wantVersion(alice, "tool", v)
-	for name, who := range map[string]auth.Principal{"other": alice, "member-of-owner": {Workspace: "r"}} {
-		if err := w.Delete(ctx, who, "tool"); api.CodeOf(err) != api.Forbidden {
+	w.wantVersion(alice, "r/tool", v)
+	w.wantVersion(alice, row.ID, v)
+	w.wantVersion(root, "tool", v)
+	w.wantVersion(root, "r/tool", v)
+	w.wantVersion(alice, "tool", "")
+	w.wantVersion(alice, "a/tool", "")
+	if list, err := w.List(ctx, alice); err != nil || !slices.ContainsFunc(list, func(t api.Template) bool {
+		return t.Name == "r/tool" && t.IsGlobal
+	}) {
+		t.Errorf("alice sees %+v, %v; want r/tool among them", list, err)
+	}
+	member := auth.Principal{Workspace: "r", Admin: true}
+	for name, who := range map[string]auth.Principal{"other": alice, "admin-of-owner": member} {
+		if err := w.Delete(ctx, who, "r/tool"); api.CodeOf(err) != api.Forbidden {
 			t.Errorf("%s deletes: %v", name, err)
 		}
+	}
+	if _, _, err := w.Claim(ctx, member, "tool", false); api.CodeOf(err) != api.Forbidden {
+		t.Errorf("an admin makes a version for all workspaces: %v", err)
 	}
 	mine, made, err := w.Claim(ctx, alice, "tool", false)
 	if err != nil || !made {
 		t.Fatal(made, err)
 	}
-	w.wantVersion(bob, "tool", v)
+	w.wantVersion(bob, "r/tool", v)
+	w.wantVersion(bob, "a/tool", "") // it is private
 	w.wantVersion(alice, "tool", w.version(mine, 2))
-	for _, name := range []string{"base", "a b", "", string(api.NewTemplateID())} {
+	for _, name := range []string{"base", "a b", "", "r/x", string(api.NewTemplateID())} {
 		if _, _, err := w.Claim(ctx, alice, name, false); err == nil {
 			t.Errorf("claimed %q", name)
 		}
@@ -229,6 +246,43 @@ func TestTemplatesForEveryone(t *testing.T) {
 	if _, _, err := w.Claim(ctx, other, "tool", true); api.CodeOf(err) != api.Conflict {
 		t.Errorf("claimed for everyone twice: %v", err)
 	}
+}
+
+// TestTrustedNamesAreReserved checks that no workspace can put a template of its own in the place of a built-in one,
+// for itself or for others.
+func TestTrustedNamesAreReserved(t *testing.T) {
+	w := newFixture(t)
+	ctx := t.Context()
+	for alias := range template.BuiltinAliases() {
+		for name, who := range map[string]auth.Principal{"member": alice, "operator": root} {
+			if _, _, err := w.Claim(ctx, who, alias, who.Operator); api.CodeOf(err) != api.Conflict {
+				t.Errorf("%s claims %s: %v, want conflict", name, alias, err)
+			}
+		}
+	}
+	if err := w.SetAlias(ctx, root, "trusted", "base"); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := w.Claim(ctx, alice, "trusted", false); api.CodeOf(err) != api.Conflict {
+		t.Errorf("claimed the name of an alias: %v, want conflict", err)
+	}
+	// A store of an earlier release may have a shared template under such a name.
+	old := store.Template{ID: string(api.NewTemplateID()),
+		Workspace: "evil", Name: "code-interpreter-v1", Everyone: true}
+	node := store.Template{ID: string(api.NewTemplateID()), Workspace: "evil", Name: "node", Everyone: true}
+	for _, row := range []store.Template{old, node} {
+		err := w.db.Write(ctx, "test", func(ctx context.Context, tx *store.Tx) error {
+			return tx.InsertTemplate(ctx, &row)
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.version(row, 1)
+	}
+	if got, err := w.Resolve(ctx, alice, "code-interpreter-v1"); err != nil || got.Host != "base" {
+		t.Errorf("code-interpreter-v1 means %q, %v; want base", got.Host, err)
+	}
+	w.wantVersion(alice, "node", "") // an image of a registry, for builds
 }
 
 func TestDeleteWaitsForBuilds(t *testing.T) {

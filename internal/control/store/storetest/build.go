@@ -40,8 +40,9 @@ func templates(t *testing.T, db *store.DB) {
 			t.Errorf("%s: the name is taken twice: %v", name, err)
 		}
 	}
-	for workspace, want := range map[string]string{"w1": "tpl1", "w2": "tpl2", "w3": "tpl2"} {
-		if got, err := db.Read().TemplateNamed(ctx, workspace, "app"); err != nil || got.ID != want {
+	for workspace, want := range map[string]string{"w1": "tpl1", "w2": "tpl2", "w3": ""} {
+		got, err := db.Read().TemplateNamed(ctx, workspace, "app")
+		if got.ID != want || err != nil != (want == "") {
 			t.Errorf("app means %s to %s, %v; want %s", got.ID, workspace, err, want)
 		}
 	}
