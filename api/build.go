@@ -94,7 +94,7 @@ type BuildRequest struct {
 
 // RegistryAuth is the credentials for a registry. The server keeps them in memory only.
 type RegistryAuth struct {
-	Server   string `json:"server,omitempty" doc:"Host name; that of the image if absent."`
+	Server   string `json:"server,omitempty" doc:"Host name; if absent, the one registry that the images come from."`
 	Username string `json:"username,omitempty"`
 	Password string `json:"password,omitempty"`
 	Token    string `json:"token,omitempty" doc:"Instead of user name and password."`

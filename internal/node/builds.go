@@ -30,9 +30,13 @@ func (n *node) builds(
 	boxes *sandbox.Service,
 ) (*build.Service, error) {
 	c := n.Config.Build
-	images, err := registry.New(
-		registry.Config{Dir: n.path("registry"), CacheBytes: imageCacheBytes, Insecure: c.Registries()},
-	)
+	allowed, err := c.Allowed()
+	if err != nil {
+		return nil, err
+	}
+	images, err := registry.New(registry.Config{
+		Dir: n.path("registry"), CacheBytes: imageCacheBytes, Insecure: c.Registries(), Allow: allowed,
+	})
 	if err != nil {
 		return nil, err
 	}

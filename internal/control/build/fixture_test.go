@@ -41,6 +41,7 @@ type fixture struct {
 	templates *template.Service
 	boxes     *sandbox.Service
 	cfg       build.Config
+	shown     []string       // the references that were resolved with credentials, and those
 	registry  build.Registry // nil: the fixture itself, with images
 	stop      func()         // ends the process of the service and waits for it
 	interrupt func()         // ends the process without waiting
@@ -151,10 +152,19 @@ func (w *fixture) restart() {
 	w.start()
 }
 
+// Server implements build.Registry.
+func (w *fixture) Server(ref string) (string, error) {
+	server, _, _ := strings.Cut(ref, "/")
+	return server, nil
+}
+
 // Find implements build.Registry.
-func (w *fixture) Find(_ context.Context, ref string, _ *api.RegistryAuth) (build.Image, error) {
+func (w *fixture) Find(_ context.Context, ref string, who *api.RegistryAuth) (build.Image, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if who != nil {
+		w.shown = append(w.shown, ref+" "+who.Username+"@"+who.Server)
+	}
 	i, ok := w.images[ref]
 	if !ok {
 		return build.Image{}, api.Errorf(api.NotFound, "image %s not found", ref)

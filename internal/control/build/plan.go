@@ -73,6 +73,40 @@ type baseResolver struct {
 	a    *buildRun
 	ctx  context.Context //nolint:containedctx // the callback of the parser has no context
 	seen map[string]base
+	auth *api.RegistryAuth // with a server; nil: none
+}
+
+// newResolver returns a resolver for references of the build. Credentials that name no server are for the registry of
+// the images among them, which must be one.
+func (a *buildRun) newResolver(ctx context.Context, refs []string) (baseResolver, error) {
+	b := baseResolver{a: a, ctx: ctx, seen: map[string]base{}, auth: a.spec.Registry}
+	if b.auth == nil || b.auth.Server != "" || a.s.registry == nil {
+		return b, nil
+	}
+	bound := *b.auth
+	for _, ref := range refs {
+		_, err := a.s.templates.Resolve(ctx, a.principal, ref)
+		if err == nil {
+			continue
+		}
+		server, err := a.s.registry.Server(ref)
+		switch {
+		case err != nil: // reported where it is resolved
+		case bound.Server == "":
+			bound.Server = server
+		case bound.Server != server:
+			return b, api.Errorf(
+				api.Invalid,
+				"registry.server: the images come from %s and %s; name the one that the credentials are for",
+				bound.Server,
+				server,
+			).With("field", "registry.server")
+		}
+	}
+	if b.auth = &bound; bound.Server == "" {
+		b.auth = nil
+	}
+	return b, nil
 }
 
 // resolve returns the template of this node that a reference names, or else the image.
@@ -90,7 +124,7 @@ func (b baseResolver) resolve(ref string) (base, error) {
 	case b.a.s.registry == nil:
 		return out, err
 	default:
-		image, err := b.a.s.registry.Find(b.ctx, ref, b.a.spec.Registry)
+		image, err := b.a.s.registry.Find(b.ctx, ref, b.auth)
 		if err != nil && !strings.ContainsAny(ref, "/:@") {
 			err = api.Wrap(
 				api.CodeOf(err),
@@ -124,7 +158,15 @@ func (b base) config() dockerfile.Base {
 
 // planDockerfile makes the stages of a Dockerfile and opens its context.
 func (a *buildRun) planDockerfile(ctx context.Context) error {
-	found := baseResolver{a: a, ctx: ctx, seen: map[string]base{}}
+	var refs []string
+	_, _ = a.spec.parseDockerfile(func(ref string) (dockerfile.Base, error) { // its errors are those of the next parse
+		refs = append(refs, ref)
+		return dockerfile.Base{}, nil
+	})
+	found, err := a.newResolver(ctx, refs)
+	if err != nil {
+		return err
+	}
 	var failed error
 	plan, err := a.spec.parseDockerfile(func(ref string) (dockerfile.Base, error) {
 		b, err := found.resolve(ref)
@@ -185,7 +227,10 @@ func (a *buildRun) planSteps(ctx context.Context) error {
 	if ref == "" {
 		ref = a.spec.FromTemplate
 	}
-	found := baseResolver{a: a, ctx: ctx, seen: map[string]base{}}
+	found, err := a.newResolver(ctx, []string{ref})
+	if err != nil {
+		return err
+	}
 	from, err := found.resolve(ref)
 	if err != nil {
 		return err

@@ -90,7 +90,10 @@ type Image struct {
 
 // Registry finds images. Errors that the reference or the registry causes are *api.Error.
 type Registry interface {
+	// Find resolves a reference. The credentials go to the server that they name, and to no other.
 	Find(ctx context.Context, ref string, who *api.RegistryAuth) (Image, error)
+	// Server returns the host of the registry of a reference.
+	Server(ref string) (string, error)
 }
 
 // Deps are the components that a Service uses. All but Registry are required.

@@ -1,6 +1,7 @@
 package oci
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -40,7 +41,7 @@ func (p *Puller) client(ctx context.Context, repo name.Repository) (*http.Client
 		ctx,
 		repo.Registry,
 		p.auth(repo),
-		p.opt.Transport,
+		p.transport,
 		[]string{repo.Scope(transport.PullScope)},
 	)
 	if err != nil {
@@ -109,7 +110,11 @@ func (b *blob) backoff(err error) error {
 	}
 	b.total++
 	if b.fails++; b.fails > b.limit || b.total > maxConnections {
-		return fmt.Errorf("%w: interrupted after %d of %d bytes: %w", ErrUnavailable, b.at, b.size, err)
+		why := cmp.Or(interruption(err), "the connection failed")
+		if errors.Is(err, ErrUnavailable) {
+			why = err.Error()
+		}
+		return fmt.Errorf("%w: interrupted after %d of %d bytes: %s", ErrUnavailable, b.at, b.size, why)
 	}
 	timer := time.NewTimer(b.wait << min(b.fails-1, 6))
 	defer timer.Stop()
@@ -162,9 +167,13 @@ func (b *blob) request() (err error) {
 		req.Header.Set("Range", fmt.Sprintf("bytes=%d-%d", b.at, b.size-1))
 	}
 	resp, err := b.client.Do(req)
-	if errors.Is(err, ErrReference) {
-		return &finalError{err}
-	} else if err != nil {
+	if err != nil {
+		if context.Cause(ctx) == errStalled { //nolint:errorlint // the cause itself
+			return errStalled
+		}
+		if err = classify(b.ctx, err); errors.Is(err, ErrReference) {
+			return &finalError{err}
+		}
 		return err
 	}
 	skip := int64(0)
@@ -176,9 +185,9 @@ func (b *blob) request() (err error) {
 	case resp.StatusCode == http.StatusOK:
 		skip = b.at // a registry without range requests sends the whole blob
 	case resp.StatusCode == http.StatusTooManyRequests || resp.StatusCode >= 500:
-		err = fmt.Errorf("%w: status %s", ErrUnavailable, resp.Status)
+		err = fmt.Errorf("%w: status %s", ErrUnavailable, statusText(resp))
 	default:
-		err = &finalError{fmt.Errorf("%w: status %s", statusError(resp.StatusCode), resp.Status)}
+		err = &finalError{fmt.Errorf("%w: status %s", statusError(resp.StatusCode), statusText(resp))}
 	}
 	if err == nil && skip > 0 {
 		_, err = io.CopyN(io.Discard, resp.Body, skip)
@@ -189,4 +198,9 @@ func (b *blob) request() (err error) {
 	}
 	b.body, b.idle, b.cancel = resp.Body, idle, cancel
 	return nil
+}
+
+// statusText returns the status of a response, without the text that the server chose.
+func statusText(resp *http.Response) string {
+	return fmt.Sprintf("%d %s", resp.StatusCode, http.StatusText(resp.StatusCode))
 }

@@ -2,6 +2,8 @@ package oci
 
 import (
 	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"os"
@@ -19,7 +21,9 @@ type sharedBudget struct {
 }
 
 func newBudgets(l Limits) *sharedBudget {
-	return &sharedBudget{all: budget{entries: int64(l.MaxEntries), bytes: l.MaxBytes}}
+	memory := &memoryBudget{}
+	memory.left.Store(l.MaxIndex)
+	return &sharedBudget{all: budget{entries: int64(l.MaxEntries), bytes: l.MaxBytes, memory: memory}}
 }
 
 // remaining returns the whole rest: one layer may use all of it, and charge subtracts what it has used.
@@ -39,6 +43,21 @@ func (b *sharedBudget) charge(rest, given budget) error {
 		return fmt.Errorf("%w: the layers together have too many entries or bytes", ErrTooLarge)
 	}
 	return nil
+}
+
+// cachedPrefix begins the names of cached layers, and oldPrefix those of earlier versions, which were not kept apart by
+// repository.
+const (
+	cachedPrefix = "layer-"
+	oldPrefix    = "sha256-"
+)
+
+// cachePath returns the path of a cached layer. Only images of the same repository use it: who resolved one has proven
+// access to the repository, but anybody can name the DiffID of a layer in an image of another.
+func (p *Puller) cachePath(img *Image, l Layer) string {
+	repository := sha256.Sum256([]byte(img.repository.Name()))
+	diff := strings.TrimPrefix(l.DiffID, "sha256:")
+	return filepath.Join(p.opt.Dir, cachedPrefix+hex.EncodeToString(repository[:16])+"-"+diff)
 }
 
 // touch marks a cached layer as used.
@@ -63,7 +82,7 @@ func (p *Puller) prune() error {
 	var total int64
 	for _, d := range names {
 		info, err := d.Info()
-		if err != nil || !strings.HasPrefix(d.Name(), "sha256-") {
+		if err != nil || !strings.HasPrefix(d.Name(), cachedPrefix) {
 			continue // a download in progress, or removed meanwhile
 		}
 		files = append(files, info)
@@ -85,15 +104,20 @@ func (p *Puller) prune() error {
 	return nil
 }
 
-// Clean removes partial downloads of a killed process from the directory. No Puller may use it meanwhile.
+// Clean removes partial downloads of a killed process, and cached layers of earlier versions.
+//
+// No Puller may use the directory meanwhile.
 func Clean(dir string) error {
-	parts, err := filepath.Glob(filepath.Join(dir, "part-*"))
-	if err != nil {
-		return fmt.Errorf("clean layers: %w", err)
-	}
 	var all error
-	for _, part := range parts {
-		all = errors.Join(all, os.Remove(part))
+	for _, prefix := range []string{"part-", oldPrefix} {
+		files, err := filepath.Glob(filepath.Join(dir, prefix+"*"))
+		all = errors.Join(all, err)
+		for _, f := range files {
+			all = errors.Join(all, os.Remove(f))
+		}
 	}
-	return all
+	if all != nil {
+		return fmt.Errorf("clean layers: %w", all)
+	}
+	return nil
 }

@@ -8,8 +8,11 @@
 //
 // Invariants. No byte of a layer is used before the whole layer is verified. The stream of an image is always the
 // same: directories come before their entries, names are sorted, every name is relative, clean and unique, and the
-// target of a hard link comes before the link. Registries and images are untrusted: Limits bounds sizes, counts, ratios
-// and depths. After an error the directory has only verified layers, within CacheBytes.
+// target of a hard link comes before the link. Registries and images are untrusted: Limits bounds sizes, counts,
+// ratios, depths and memory. Every connection, those of redirects and token services included, is encrypted and goes
+// to a public address, except as Options.Insecure and Options.Allow say; errors contain nothing that a server sent. A
+// cached layer serves images of its own repository only. After an error the directory has only verified layers, within
+// CacheBytes.
 //
 // A Puller may be used by several goroutines.
 package oci

@@ -26,16 +26,18 @@ type Report struct {
 // Flatten writes the files of img as one tar stream. It writes nothing before all layers are verified.
 func (p *Puller) Flatten(ctx context.Context, img *Image, w io.Writer) (report Report, err error) {
 	fail := func(err error) error { return fmt.Errorf("flatten image %s: %w", img.Ref, err) }
-	layers, err := p.fetch(ctx, img)
+	left := newBudgets(p.opt.Limits)
+	layers, err := p.fetch(ctx, img, left)
 	defer func() { err = errors.Join(err, closeAll(layers), p.prune()) }()
 	if err != nil {
 		return report, fail(err)
 	}
-	t := newTree(2 * p.opt.Limits.MaxEntries)
+	t := newTree(2*p.opt.Limits.MaxEntries, left.all.memory)
 	for i, l := range layers {
 		if err := t.apply(i, l.records); err != nil {
 			return report, fail(err)
 		}
+		l.records = nil
 	}
 	out := bufio.NewWriterSize(w, 256<<10)
 	if report, err = t.write(ctx, layers, out); err != nil {
@@ -58,9 +60,8 @@ func closeAll(layers []*unpacked) error {
 }
 
 // fetch returns all layers, verified. On an error it also returns the layers that it has, for the caller to close.
-func (p *Puller) fetch(ctx context.Context, img *Image) ([]*unpacked, error) {
+func (p *Puller) fetch(ctx context.Context, img *Image, left *sharedBudget) ([]*unpacked, error) {
 	layers := make([]*unpacked, len(img.Layers))
-	left := newBudgets(p.opt.Limits)
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(maxConcurrent)
 	client := sync.OnceValues(func() (*http.Client, error) { return p.client(ctx, img.repository) })

@@ -59,7 +59,9 @@ func FuzzLayers(f *testing.F) {
 		),
 	)
 	f.Fuzz(func(t *testing.T, lower, upper []byte) {
-		tr := newTree(2000)
+		memory := &memoryBudget{}
+		memory.left.Store(1 << 20)
+		tr := newTree(2000, memory)
 		var layers []*unpacked
 		for i, b := range [][]byte{lower, upper} {
 			file, err := os.CreateTemp(t.TempDir(), "")
@@ -71,7 +73,7 @@ func FuzzLayers(f *testing.F) {
 			if err != nil {
 				return
 			}
-			left := &budget{entries: 1000, bytes: 1 << 20}
+			left := &budget{entries: 1000, bytes: 1 << 20, memory: memory}
 			stream := newHashReader(&budgetReader{r: plain, budget: left, layer: 1 << 20})
 			stream.copy = file
 			records, err := index(stream, left)

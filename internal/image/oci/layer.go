@@ -13,8 +13,8 @@ import (
 	"math"
 	"net/http"
 	"os"
-	"path/filepath"
 	"strings"
+	"sync/atomic"
 
 	"github.com/klauspost/compress/gzip"
 	"github.com/klauspost/compress/zstd"
@@ -35,6 +35,43 @@ type unpacked struct {
 // budget is the rest of the limits of an image.
 type budget struct {
 	entries, bytes int64
+	memory         *memoryBudget // shared by all layers
+}
+
+// memoryBudget is the rest of Limits.MaxIndex.
+type memoryBudget struct{ left atomic.Int64 }
+
+// take takes n bytes. The caller gives back what it does not keep.
+func (m *memoryBudget) take(n int64) error {
+	if m.left.Add(-n) < 0 {
+		m.left.Add(n)
+		return fmt.Errorf("%w: the names and attributes of its files take too much memory", ErrTooLarge)
+	}
+	return nil
+}
+
+func (m *memoryBudget) give(n int64) { m.left.Add(n) }
+
+// Memory of an entry without its strings (header, record, node of the tree), and what a directory and attributes add.
+const (
+	entryMemory     = 400
+	directoryMemory = 320
+	attributeMemory = 400
+)
+
+// maxXattrs bounds the names and values of the extended attributes of one file together, as Linux bounds one value.
+const maxXattrs = 64 << 10
+
+// memory returns about how much memory the header of an entry takes.
+func memory(h *tar.Header) int64 {
+	n := int64(entryMemory + len(h.Name) + len(h.Linkname))
+	if h.Typeflag == tar.TypeDir {
+		n += directoryMemory
+	}
+	for key, value := range h.PAXRecords {
+		n += int64(attributeMemory + (len(key)+len(value))*5/4) // the runtime rounds sizes up
+	}
+	return n
 }
 
 // layer returns a layer of img from the cache or from the registry. The caller closes its file.
@@ -46,7 +83,7 @@ func (p *Puller) layer(
 	left *budget,
 ) (*unpacked, error) {
 	l := img.Layers[i]
-	path := filepath.Join(p.opt.Dir, strings.Replace(l.DiffID, ":", "-", 1))
+	path := p.cachePath(img, l)
 	if p.opt.CacheBytes > 0 {
 		before := *left
 		u, err := p.openCached(ctx, path, l, left)
@@ -121,8 +158,13 @@ func (p *Puller) unpack(r io.Reader, l Layer, part *os.File, left *budget) (*unp
 }
 
 // index lists the entries of a tar stream and reads it to its end.
-func index(stream *hashReader, left *budget) ([]record, error) {
-	var all []record
+func index(stream *hashReader, left *budget) (all []record, err error) {
+	taken := int64(0)
+	defer func() {
+		if err != nil {
+			left.memory.give(taken)
+		}
+	}()
 	t := tar.NewReader(stream)
 	for {
 		h, err := t.Next()
@@ -138,7 +180,16 @@ func index(stream *hashReader, left *budget) ([]record, error) {
 		if err := checkHeader(h); err != nil {
 			return nil, err
 		}
-		all = append(all, record{trimHeader(h), stream.n})
+		h, err = trimHeader(h)
+		if err != nil {
+			return nil, err
+		}
+		cost := memory(h)
+		if err := left.memory.take(cost); err != nil {
+			return nil, err
+		}
+		taken += cost
+		all = append(all, record{h, stream.n})
 	}
 }
 
@@ -172,18 +223,28 @@ func checkHeader(h *tar.Header) error {
 const xattrPrefix = "SCHILY.xattr."
 
 // trimHeader returns a header with the fields that a flattened image keeps.
-func trimHeader(h *tar.Header) *tar.Header {
+func trimHeader(h *tar.Header) (*tar.Header, error) {
 	out := &tar.Header{Typeflag: h.Typeflag, Name: h.Name, Linkname: h.Linkname, Size: h.Size, Mode: h.Mode & 0o7777,
 		Uid: h.Uid, Gid: h.Gid, ModTime: h.ModTime, Devmajor: h.Devmajor, Devminor: h.Devminor, Format: tar.FormatPAX}
+	size := 0
 	for key, value := range h.PAXRecords {
 		if strings.HasPrefix(key, xattrPrefix) && len(key) > len(xattrPrefix) {
 			if out.PAXRecords == nil {
 				out.PAXRecords = map[string]string{}
 			}
 			out.PAXRecords[key] = value
+			size += len(key) + len(value)
 		}
 	}
-	return out
+	if size > maxXattrs {
+		return nil, fmt.Errorf(
+			"%w: %.100q has more than %d bytes of extended attributes",
+			ErrTooLarge,
+			h.Name,
+			maxXattrs,
+		)
+	}
+	return out, nil
 }
 
 // wrapCorrupt returns err as ErrCorrupt unless it is another error of this package or of a context.
@@ -197,6 +258,9 @@ func wrapCorrupt(err error) error {
 	return fmt.Errorf("%w: %w", ErrCorrupt, err)
 }
 
+// maxWindow bounds the memory of a zstd decoder; compressors use 8 MiB by default.
+const maxWindow = 32 << 20
+
 // decompress returns the tar stream in r, whose first bytes identify the compression.
 func decompress(r *bufio.Reader) (plain io.Reader, end func(), err error) {
 	head, err := r.Peek(4)
@@ -208,7 +272,8 @@ func decompress(r *bufio.Reader) (plain io.Reader, end func(), err error) {
 		z, err := gzip.NewReader(r)
 		return z, func() {}, err
 	case string(head) == "\x28\xb5\x2f\xfd":
-		z, err := zstd.NewReader(r, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxMemory(512<<20))
+		z, err := zstd.NewReader(r, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true),
+			zstd.WithDecoderMaxWindow(maxWindow))
 		if err != nil {
 			return nil, nil, err
 		}

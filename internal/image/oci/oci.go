@@ -4,31 +4,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/http"
+	"net/netip"
 	"runtime"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/google/go-containerregistry/pkg/authn"
 	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
-	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
-)
-
-// Errors that an image, its registry or the request causes. All errors of this package wrap one of them, except those
-// of contexts and of the directory.
-var (
-	ErrReference   = errors.New("bad image reference")
-	ErrNotFound    = errors.New("image not found")
-	ErrDenied      = errors.New("registry denied access")
-	ErrPlatform    = errors.New("image is for another platform")
-	ErrUnavailable = errors.New("registry unavailable")
-	ErrCorrupt     = errors.New("image is corrupt")   // digest mismatch, malformed manifest or layer
-	ErrTooLarge    = errors.New("image is too large") // beyond Limits
 )
 
 // Limits bound an image. A zero field means the default.
@@ -38,6 +24,7 @@ type Limits struct {
 	MaxBytes   int64 // uncompressed bytes of all layers together; default 32 GiB
 	MaxRatio   int64 // compression ratio of a layer larger than RatioFrom; default 300
 	RatioFrom  int64 // bytes; default 256 MiB
+	MaxIndex   int64 // bytes of memory for the names and attributes of all entries together; default 256 MiB
 }
 
 func (l Limits) withDefaults() Limits {
@@ -56,6 +43,9 @@ func (l Limits) withDefaults() Limits {
 	if l.RatioFrom == 0 {
 		l.RatioFrom = 256 << 20
 	}
+	if l.MaxIndex == 0 {
+		l.MaxIndex = 256 << 20
+	}
 	return l
 }
 
@@ -70,21 +60,24 @@ type Options struct {
 	Dir         string // existing directory for layers, which no other Puller uses; required
 	CacheBytes  int64  // limit of the verified layers kept there, least recently used removed first; 0: none
 	Credentials func(registry string) (Credentials, bool)
-	Insecure    []string // registries, "host:port", that may be reached over plain HTTP
-	Platform    string   // such as "linux/arm64/v8"; "": Linux on this processor
-	Limits      Limits
-	Transport   http.RoundTripper // nil: the proxy of the environment, no link-local addresses
-	Retries     int               // interruptions without a byte between them that a layer survives; default 5
-	Wait        time.Duration     // pause before the first retry, doubled each time; default 500 ms
-	Stall       time.Duration     // time without a byte after which a connection counts as interrupted; default 60 s
+	// Insecure are the registries, "host:port", that may be reached over plain HTTP and may have any address.
+	Insecure []string
+	// Allow are networks, besides the public ones, whose registries may be reached. None opens metadata services.
+	Allow    []netip.Prefix
+	Platform string // such as "linux/arm64/v8"; "": Linux on this processor
+	Limits   Limits
+	Retries  int           // interruptions without a byte between them that a layer survives; default 5
+	Wait     time.Duration // pause before the first retry, doubled each time; default 500 ms
+	Stall    time.Duration // time without a byte after which a connection counts as interrupted; default 60 s
 	// Progress, if not nil, receives the compressed bytes of a layer fetched so far. Calls may be concurrent.
 	Progress func(layer int, done, total int64)
 }
 
 // Puller pulls images.
 type Puller struct {
-	opt      Options
-	platform v1.Platform
+	opt       Options
+	platform  v1.Platform
+	transport http.RoundTripper
 }
 
 // New makes a Puller.
@@ -109,48 +102,7 @@ func New(opt Options) (*Puller, error) {
 	if opt.Stall == 0 {
 		opt.Stall = time.Minute
 	}
-	if opt.Transport == nil {
-		opt.Transport = newTransport()
-	}
-	return &Puller{opt, *platform}, nil
-}
-
-// newTransport returns a transport that refuses link-local addresses, where clouds serve secrets. It checks the
-// resolved addresses of names, and the literal addresses that it would request from a proxy.
-func newTransport() http.RoundTripper {
-	dialer := &net.Dialer{Timeout: 30 * time.Second, KeepAlive: 30 * time.Second,
-		Control: func(_, address string, _ syscall.RawConn) error {
-			host, _, err := net.SplitHostPort(address)
-			if err == nil {
-				err = checkAddress(host)
-			}
-			return err
-		}}
-	return addressFilter{
-		&http.Transport{Proxy: http.ProxyFromEnvironment, DialContext: dialer.DialContext, ForceAttemptHTTP2: true,
-			IdleConnTimeout: 30 * time.Second, TLSHandshakeTimeout: 15 * time.Second,
-			ResponseHeaderTimeout: 60 * time.Second,
-			DisableCompression:    true},
-	}
-}
-
-// checkAddress refuses addresses that no registry has. It accepts names.
-func checkAddress(host string) error {
-	if ip := net.ParseIP(host); ip != nil && (ip.IsLinkLocalUnicast() || ip.IsMulticast() || ip.IsUnspecified()) {
-		return fmt.Errorf("%w: %s is not the address of a registry", ErrReference, host)
-	}
-	return nil
-}
-
-// addressFilter refuses requests, redirected ones included, to addresses that no registry has.
-type addressFilter struct{ http.RoundTripper }
-
-// RoundTrip implements http.RoundTripper.
-func (g addressFilter) RoundTrip(r *http.Request) (*http.Response, error) {
-	if err := checkAddress(r.URL.Hostname()); err != nil {
-		return nil, err
-	}
-	return g.RoundTripper.RoundTrip(r)
+	return &Puller{opt, *platform, newTransport(opt)}, nil
 }
 
 // Layer is one layer of an image.
@@ -223,10 +175,19 @@ func (p *Puller) parse(ref string) (name.Reference, error) {
 	return parsed, nil
 }
 
+// RegistryOf returns the registry, "host" or "host:port", of a reference.
+func RegistryOf(ref string) (string, error) {
+	parsed, err := name.ParseReference(ref)
+	if err != nil {
+		return "", fmt.Errorf("%w: %w", ErrReference, err)
+	}
+	return parsed.Context().RegistryStr(), nil
+}
+
 func (p *Puller) options(ctx context.Context, ref name.Reference) []remote.Option {
 	return []remote.Option{
 		remote.WithContext(ctx),
-		remote.WithTransport(p.opt.Transport),
+		remote.WithTransport(p.transport),
 		remote.WithAuth(p.auth(ref.Context())),
 		remote.WithPlatform(
 			p.platform,
@@ -254,7 +215,7 @@ func (p *Puller) selectPlatform(desc *remote.Descriptor) (v1.Image, error) {
 	}
 	manifest, err := index.IndexManifest()
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrCorrupt, err)
+		return nil, fmt.Errorf("%w: its index is malformed", ErrCorrupt)
 	}
 	var has []string
 	for _, m := range manifest.Manifests {
@@ -269,7 +230,7 @@ func (p *Puller) selectPlatform(desc *remote.Descriptor) (v1.Image, error) {
 		}
 	}
 	slices.Sort(has)
-	return nil, fmt.Errorf("%w: it exists for %s, not for %s", ErrPlatform, strings.Join(has, ", "), p.platform)
+	return nil, fmt.Errorf("%w: it exists for %.1000s, not for %s", ErrPlatform, strings.Join(has, ", "), p.platform)
 }
 
 // describe reads the manifest and the configuration. The library verifies both against their digests.
@@ -298,7 +259,7 @@ func (p *Puller) describe(img v1.Image, ref name.Reference) (*Image, error) {
 	}
 	platform := config.Platform()
 	if platform == nil || !platform.Satisfies(v1.Platform{OS: p.platform.OS, Architecture: p.platform.Architecture}) {
-		return nil, fmt.Errorf("%w: it is for %s, not for %s", ErrPlatform, platform, p.platform)
+		return nil, fmt.Errorf("%w: it is for %.100s, not for %s", ErrPlatform, platform, p.platform)
 	}
 	out := &Image{
 		Ref:        ref.Context().Digest(digest.String()).String(),
@@ -341,35 +302,4 @@ func (p *Puller) layers(img *Image, manifest *v1.Manifest, config *v1.ConfigFile
 		img.Layers = append(img.Layers, Layer{Digest: l.Digest.String(), DiffID: diff.String(), Size: l.Size})
 	}
 	return nil
-}
-
-// classify wraps an error of the library in one of the errors of this package.
-func classify(ctx context.Context, err error) error {
-	if cause := context.Cause(ctx); cause != nil {
-		return cause
-	}
-	for _, known := range []error{ErrReference, ErrNotFound, ErrDenied, ErrPlatform, ErrUnavailable, ErrCorrupt,
-		ErrTooLarge} {
-		if errors.Is(err, known) {
-			return err
-		}
-	}
-	if t, ok := errors.AsType[*transport.Error](err); ok {
-		return fmt.Errorf("%w: %w", statusError(t.StatusCode), err)
-	}
-	if _, ok := errors.AsType[net.Error](err); ok {
-		return fmt.Errorf("%w: %w", ErrUnavailable, err)
-	}
-	return fmt.Errorf("%w: %w", ErrCorrupt, err)
-}
-
-// statusError returns the error of this package for an HTTP status.
-func statusError(status int) error {
-	switch status {
-	case http.StatusNotFound:
-		return ErrNotFound
-	case http.StatusUnauthorized, http.StatusForbidden:
-		return ErrDenied
-	}
-	return ErrUnavailable
 }

@@ -748,12 +748,16 @@ func TestCache(t *testing.T) {
 	if again, gets := pull(one); gets != 1 || again != first {
 		t.Errorf("got %d blobs fetched for a cached image, want the configuration", gets)
 	}
-	if _, gets := pull(two); gets != 2 {
+	next := s.push(t, "one:2", imageOf(t, "linux/amd64", shared, tarOf(t, ent{name: "two", data: "2"})))
+	if _, gets := pull(next); gets != 2 {
 		t.Errorf("got %d blobs fetched with one cached layer, want configuration and one layer", gets)
 	}
-	kept, err := filepath.Glob(filepath.Join(dir, "sha256-*"))
-	if err != nil || len(kept) != 3 {
-		t.Fatalf("got cached layers %v, %v; want 3", kept, err)
+	if _, gets := pull(two); gets != 3 {
+		t.Errorf("got %d blobs fetched from another repository, want configuration and two layers", gets)
+	}
+	kept, err := filepath.Glob(filepath.Join(dir, "layer-*"))
+	if err != nil || len(kept) != 5 {
+		t.Fatalf("got cached layers %v, %v; want 5", kept, err)
 	}
 	for _, path := range kept {
 		if err := os.WriteFile(path, []byte("no layer"), 0o600); err != nil {
@@ -812,7 +816,7 @@ func TestLinkLocalAddresses(t *testing.T) {
 
 func TestClean(t *testing.T) {
 	dir := t.TempDir()
-	for _, name := range []string{"part-1", "sha256-x"} {
+	for _, name := range []string{"part-1", "sha256-x", "layer-x"} {
 		if err := os.WriteFile(filepath.Join(dir, name), nil, 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -821,7 +825,7 @@ func TestClean(t *testing.T) {
 		t.Fatal(err)
 	}
 	left, err := os.ReadDir(dir)
-	if err != nil || len(left) != 1 || left[0].Name() != "sha256-x" {
-		t.Errorf("got %v, %v; want sha256-x", left, err)
+	if err != nil || len(left) != 1 || left[0].Name() != "layer-x" {
+		t.Errorf("got %v, %v; want layer-x", left, err)
 	}
 }

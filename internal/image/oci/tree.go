@@ -30,13 +30,15 @@ func (n *node) isLink() bool { return n.inode.header.Typeflag == tar.TypeSymlink
 
 // tree is a file system made of layers. It has headers and no contents.
 type tree struct {
-	root *node
-	left int // number of names that may still be added
+	root   *node
+	left   int           // number of names that may still be added
+	memory *memoryBudget // for directories that no layer describes
 }
 
 // newTree returns an empty tree for at most limit names, replaced ones included.
-func newTree(limit int) *tree {
-	return &tree{root: &node{inode: &inode{header: directory()}, children: map[string]*node{}}, left: limit}
+func newTree(limit int, memory *memoryBudget) *tree {
+	root := &node{inode: &inode{header: directory()}, children: map[string]*node{}}
+	return &tree{root: root, left: limit, memory: memory}
 }
 
 // directory returns the header of a directory that no layer describes.
@@ -72,11 +74,15 @@ func (t *tree) apply(layer int, records []record) error {
 			err = t.add(layer, dir, base, r)
 		}
 		if err != nil {
+			if errors.Is(err, ErrTooLarge) {
+				return err
+			}
 			return fmt.Errorf("%w: %.100q %w", ErrCorrupt, r.header.Name, err)
 		}
 		if t.left < 0 {
 			return fmt.Errorf("%w: too many entries", ErrTooLarge)
 		}
+		r.header.Name = "" // the tree has it
 	}
 	return nil
 }
@@ -157,6 +163,9 @@ func (t *tree) resolve(at *node, p string, create bool, links *int) (*node, erro
 			if at.depth >= maxDepth {
 				return nil, errors.New("is too deep")
 			}
+			if err := t.memory.take(entryMemory + directoryMemory); err != nil {
+				return nil, err
+			}
 			next = t.put(at, part, &inode{header: directory()})
 		}
 		at = next
@@ -171,7 +180,7 @@ func (t *tree) put(at *node, name string, ino *inode) *node {
 		n.children = map[string]*node{}
 	}
 	t.left--
-	at.children[name] = n
+	at.children[strings.Clone(name)] = n // name may be a part of a long path
 	return n
 }
 

@@ -35,6 +35,8 @@ import (
 // oneImage is a registry that has one image.
 type oneImage struct{}
 
+func (oneImage) Server(string) (string, error) { return "images.test", nil }
+
 func (oneImage) Find(_ context.Context, ref string, who *api.RegistryAuth) (build.Image, error) {
 	if ref != "registry.example.com/app:1" || who == nil || who.Token != "let me in" {
 		return build.Image{}, api.Errorf(api.NotFound, "image %s is not there for %+v", ref, who)

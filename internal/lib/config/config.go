@@ -11,7 +11,11 @@
 // the files they read, and may be called from any goroutine.
 package config
 
-import "time"
+import (
+	"fmt"
+	"net/netip"
+	"time"
+)
 
 // Node holds all settings of one node. The tags give names and defaults; settingDocs describes each setting.
 type Node struct {
@@ -117,11 +121,25 @@ type Build struct {
 	LayersGiB          int           `yaml:"layers_gib" default:"20"`
 	MemoryMiB          int           `yaml:"memory_mib" default:"1024"`
 	InsecureRegistries string        `yaml:"insecure_registries" was:"build.insecure" default:""`
+	AllowNetworks      string        `yaml:"allow_networks" default:""`
 	QueueLimit         int           `yaml:"queue_limit" default:"20"`
 }
 
 // Registries returns the registries that builds may reach over plain HTTP.
 func (b Build) Registries() []string { return list(b.InsecureRegistries) }
+
+// Allowed parses AllowNetworks.
+func (b Build) Allowed() ([]netip.Prefix, error) {
+	var all []netip.Prefix
+	for _, text := range list(b.AllowNetworks) {
+		p, err := netip.ParsePrefix(text)
+		if err != nil {
+			return nil, fmt.Errorf("%q is not a network such as 10.1.0.0/16 or fd12:3456::/32", text)
+		}
+		all = append(all, p)
+	}
+	return all, nil
+}
 
 // Lifecycle bounds how long the node takes to stop.
 type Lifecycle struct {

@@ -90,8 +90,10 @@ var settingDocs = map[string]string{
 		"the least recently used are removed first.",
 	"build.memory_mib": "Memory of the machines that build images; " +
 		"a build based on a template has the memory of the template.",
-	"build.insecure_registries": "Registries, as host:port, that builds may reach over plain HTTP, separated by " +
-		"commas.",
+	"build.insecure_registries": "Registries, as host:port, that builds may reach over plain HTTP and at private " +
+		"addresses, separated by commas.",
+	"build.allow_networks": "Private or reserved networks, such as 10.1.0.0/16, in which builds may reach " +
+		"registries, separated by commas. Metadata services of clouds stay closed.",
 	"build.queue_limit": "Builds of one workspace that may wait or run.",
 
 	"lifecycle.shutdown_timeout": "Time limit of a clean shutdown, including the hibernation of sandboxes.",

@@ -142,6 +142,9 @@ func (n *Node) validateNetwork(bad func(string, string, ...any), atLeast func(st
 	if _, err := n.Network.Servers(); err != nil {
 		bad("network.resolvers", "%v", err)
 	}
+	if _, err := n.Build.Allowed(); err != nil {
+		bad("build.allow_networks", "%v", err)
+	}
 	if _, err := n.Templates.Values(); err != nil {
 		bad("templates.params", "%v", err)
 	}

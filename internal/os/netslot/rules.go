@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/pandastack/pandastack/internal/lib/netguard"
 	"github.com/pandastack/pandastack/internal/os/egress"
 	"github.com/pandastack/pandastack/internal/os/nft"
 )
@@ -59,30 +60,11 @@ const (
 	modeRules    = "rules"
 )
 
-// reserved are the IPv4 ranges that are not the public internet (IANA special-purpose registry, RFC 6890).
-var reserved = []netip.Prefix{
-	netip.MustParsePrefix("0.0.0.0/8"),
-	netip.MustParsePrefix("10.0.0.0/8"),
-	netip.MustParsePrefix("100.64.0.0/10"),
-	netip.MustParsePrefix("127.0.0.0/8"),
-	netip.MustParsePrefix("169.254.0.0/16"),
-	netip.MustParsePrefix("172.16.0.0/12"),
-	netip.MustParsePrefix("192.0.0.0/24"),
-	netip.MustParsePrefix("192.0.2.0/24"),
-	netip.MustParsePrefix("192.88.99.0/24"),
-	netip.MustParsePrefix("192.168.0.0/16"),
-	netip.MustParsePrefix("198.18.0.0/15"),
-	netip.MustParsePrefix("198.51.100.0/24"),
-	netip.MustParsePrefix("203.0.113.0/24"),
-	netip.MustParsePrefix("224.0.0.0/4"),
-	netip.MustParsePrefix("240.0.0.0/4"),
-}
-
-// closed returns the ranges that no guest reaches, without those that the operator opened. The slots' own range and
-// the metadata range stay closed in any case.
+// closed returns the ranges that no guest reaches: all that is not public, without the ranges that the operator opened.
+// The slots' own range and the metadata services of clouds stay closed in any case.
 func closed(allow []netip.Prefix, slots netip.Prefix) []netip.Prefix {
-	metadata := netip.MustParsePrefix("169.254.0.0/16")
-	return nft.Merge(append(nft.Subtract(reserved, allow), slots, metadata))
+	open := nft.Subtract(netguard.ReservedIPv4(), allow)
+	return nft.Merge(append(append(open, slots), netguard.MetadataIPv4()...))
 }
 
 // hostRules returns the table on the host: a second check of the slots' traffic, and the way out.

@@ -9,10 +9,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/netip"
 	"os"
 	"strings"
 	"time"
 
+	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 
 	"github.com/pandastack/pandastack/api"
@@ -25,7 +27,9 @@ import (
 type Config struct {
 	Dir        string   // directory for cached layers, which no other Registry may use
 	CacheBytes int64    // limit of the verified layers that are kept between builds
-	Insecure   []string // registries, "host:port", that may be reached over plain HTTP
+	Insecure   []string // registries, "host:port", that may be reached over plain HTTP and may have any address
+	// Allow are private or reserved networks whose registries may be reached.
+	Allow []netip.Prefix
 	// Wait is the pause before the first retry of an interrupted request, doubled each time; zero: the default of oci.
 	Wait time.Duration
 }
@@ -49,9 +53,10 @@ func New(cfg Config) (*Registry, error) {
 // Find implements build.Registry.
 func (r *Registry) Find(ctx context.Context, ref string, who *api.RegistryAuth) (build.Image, error) {
 	puller, err := oci.New(
-		oci.Options{Dir: r.cfg.Dir, CacheBytes: r.cfg.CacheBytes, Insecure: r.cfg.Insecure, Wait: r.cfg.Wait,
+		oci.Options{Dir: r.cfg.Dir, CacheBytes: r.cfg.CacheBytes, Insecure: r.cfg.Insecure, Allow: r.cfg.Allow,
+			Wait: r.cfg.Wait,
 			Credentials: func(registry string) (oci.Credentials, bool) {
-				if who == nil || who.Server != "" && hostOf(who.Server) != registry {
+				if who == nil || hostOf(who.Server) != registry {
 					return oci.Credentials{}, false
 				}
 				return oci.Credentials{Username: who.Username, Password: who.Password, Token: who.Token}, true
@@ -77,12 +82,24 @@ func (r *Registry) Find(ctx context.Context, ref string, who *api.RegistryAuth) 
 	}, nil
 }
 
-// hostOf returns the host of a registry's address, which may have a scheme and a path.
+// Server implements build.Registry.
+func (r *Registry) Server(ref string) (string, error) {
+	server, err := oci.RegistryOf(ref)
+	if err != nil {
+		return "", apiError(err)
+	}
+	return server, nil
+}
+
+// hostOf returns the host of a registry's address, which may have a scheme and a path. The names of Docker Hub are one.
 func hostOf(text string) string {
 	if _, rest, ok := strings.Cut(text, "://"); ok {
 		text = rest
 	}
 	host, _, _ := strings.Cut(text, "/")
+	if host == "docker.io" || host == "registry-1.docker.io" {
+		return name.DefaultRegistry
+	}
 	return host
 }
 
@@ -112,9 +129,9 @@ func configOf(c v1.Config) dockerfile.Base {
 		Entrypoint: c.Entrypoint, Cmd: c.Cmd, StopSignal: c.StopSignal,
 	}}
 	for _, pair := range c.Env {
-		name, value, _ := strings.Cut(pair, "=")
-		if name != "" {
-			out.Config.Env[name] = value
+		key, value, _ := strings.Cut(pair, "=")
+		if key != "" {
+			out.Config.Env[key] = value
 		}
 	}
 	return out
