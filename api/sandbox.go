@@ -43,6 +43,7 @@ type Sandbox struct {
 	Generation    uint64     `json:"generation" doc:"Increases with every restore of the machine."`
 	PauseMS       int64      `json:"pause_ms,omitempty" doc:"Milliseconds it was paused for the last fork or snapshot."`
 	FailureReason string     `json:"failure_reason,omitempty"`
+	PauseReason   string     `json:"pause_reason,omitempty" doc:"no_space: paused until its host has disk space."`
 	EndedAt       *time.Time `json:"ended_at,omitempty"`
 	EndReason     string     `json:"end_reason,omitempty" doc:"Why it ended, for a sandbox that is deleted."`
 	Phases        []Phase    `json:"phases,omitempty" doc:"Phases of the last operation."`

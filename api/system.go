@@ -31,8 +31,12 @@ type Capacity struct {
 	MemoryFreeMB  int    `json:"memory_free_mb" doc:"Memory that can still be promised to sandboxes."`
 	DiskMB        int    `json:"disk_mb"`
 	DiskFreeMB    int    `json:"disk_free_mb"`
+	DiskReserveMB int    `json:"disk_reserve_mb" doc:"Below this much free disk nothing new is made."`
+	DiskShort     bool   `json:"disk_short" doc:"Less than disk_reserve_mb is free."`
 	Sandboxes     int    `json:"sandboxes"`
 	Running       int    `json:"running"`
+	// WaitingForSpace counts sandboxes that are paused with the reason no_space.
+	WaitingForSpace int `json:"waiting_for_space"`
 }
 
 // BootStats is the response of GET /stats/boot: how fast machines of sandboxes started lately.

@@ -231,6 +231,7 @@ func (n *node) host(ctx context.Context) (*agent.Host, error) {
 			Limits:         n.limits(),
 			Admission:      machine.Admission{ReserveMiB: c.MemoryReserveMiB},
 			HostMemory:     n.hostMemory(),
+			Allocated:      disk.Allocated,
 			HugeMemory:     n.hugePages(),
 			Owner:          n.monitorUser(jails),
 			Kernel: func(ctx context.Context) (machine.Kernel, error) {

@@ -40,7 +40,7 @@ type hostCollector struct {
 	host    hostapi.Host
 	version string
 	up, info, cpus, memory, memoryFree, disk, diskFree,
-	machines, running, baked *prometheus.Desc
+	machines, running, waiting, baked *prometheus.Desc
 }
 
 func newHostCollector(host hostapi.Host, version string) *hostCollector {
@@ -66,6 +66,7 @@ func newHostCollector(host hostapi.Host, version string) *hostCollector {
 		diskFree:   desc("host_disk_free_bytes", "Free space on the data directory's file system."),
 		machines:   desc("host_machines", "Machines on the host, including hibernated ones."),
 		running:    desc("host_machines_running", "Machines that are running or paused."),
+		waiting:    desc("host_machines_waiting_for_space", "Machines paused until the host has disk space for them."),
 		baked:      desc("template_baked", "1 if a built-in template is baked.", "template"),
 	}
 }
@@ -73,7 +74,7 @@ func newHostCollector(host hostapi.Host, version string) *hostCollector {
 // Describe implements prometheus.Collector.
 func (c *hostCollector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		c.up, c.info, c.cpus, c.memory, c.memoryFree, c.disk, c.diskFree, c.machines, c.running, c.baked,
+		c.up, c.info, c.cpus, c.memory, c.memoryFree, c.disk, c.diskFree, c.machines, c.running, c.waiting, c.baked,
 	} {
 		ch <- d
 	}
@@ -104,6 +105,7 @@ func (c *hostCollector) Collect(ch chan<- prometheus.Metric) {
 	gauge(c.diskFree, mib(has.DiskFreeMiB))
 	gauge(c.machines, float64(has.Machines))
 	gauge(c.running, float64(has.Running))
+	gauge(c.waiting, float64(has.WaitingForSpace))
 	templates, err := c.host.Templates(ctx)
 	if err != nil {
 		return // this scrape has no template series; the next one may

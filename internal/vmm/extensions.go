@@ -49,3 +49,19 @@ type MetadataSetter interface {
 	// before Load, the guest finds it with its first instruction.
 	SetMetadata(ctx context.Context, document []byte) error
 }
+
+// SpaceWaiter is a Machine whose monitor stops the guest when a write finds no space on the host.
+// No write is lost: once Resume lets the guest continue, the monitor repeats the write, and stops the guest again if
+// there still is no space.
+type SpaceWaiter interface {
+	// OutOfSpace receives a value after the monitor has stopped the guest. Values that are not received are merged.
+	OutOfSpace() <-chan struct{}
+	// WaitsForSpace reports whether the monitor has stopped the guest for that reason and it has not continued since.
+	WaitsForSpace() bool
+}
+
+// Halter is a Machine that stops sooner if it need not be captured.
+type Halter interface {
+	// Halt is Pause without the preparations for a capture.
+	Halt(ctx context.Context) error
+}

@@ -62,6 +62,9 @@ var objects *agent.Objects
 // alterNetwork changes the network settings of the host agents that are opened; nil: it does not.
 var alterNetwork func(*netslot.Config)
 
+// alterMachine changes the machine settings of the host agents that are opened; nil: it does not.
+var alterMachine func(*machine.Config)
+
 // timeout bounds every single wait; it is far above any expected time.
 const timeout = 2 * time.Minute
 
@@ -303,7 +306,8 @@ func open(ctx context.Context, dir string, log io.Writer) (_ *lab, err error) {
 		return nil, err
 	}
 	cfg := agent.Config{DataDir: dir, Recipes: recipes, Machine: machine.Config{
-		OnStep: onStep,
+		OnStep:    onStep,
+		Allocated: disk.Allocated,
 		Kernel: func(context.Context) (machine.Kernel, error) {
 			return machine.Kernel{Kernel: boot.Kernel, Initramfs: boot.Initramfs, Cmdline: boot.Cmdline}, nil
 		},
@@ -315,6 +319,9 @@ func open(ctx context.Context, dir string, log io.Writer) (_ *lab, err error) {
 			return uid, gid
 		},
 	}}
+	if alterMachine != nil {
+		alterMachine(&cfg.Machine)
+	}
 	shared := objects
 	if shared == nil {
 		made, closeObjects, err := openObjects(dir)

@@ -152,7 +152,17 @@ type Machine struct {
 	Labels     map[string]string
 	Reason     string  // why it failed
 	Phases     []Phase // of the last operation, in order
+	// PauseReason is why the host has paused it; "": it did not.
+	PauseReason PauseReason
+	DiskBytes   int64 // that removing its disks would free, as last measured
 }
+
+// PauseReason says why a host has paused a machine without being asked.
+type PauseReason string
+
+// PausedNoSpace: the host has no disk space for what the guest writes. Nothing is lost, and the machine continues by
+// itself when there is space.
+const PausedNoSpace PauseReason = "no_space"
 
 // DataDisk is a disk in addition to the root disk.
 type DataDisk struct {
@@ -227,8 +237,11 @@ type Capacity struct {
 	DiskMiB                                 int
 	DiskFreeMiB                             int
 	Limits                                  Limits // of every machine here
+	DiskReserveMiB                          int    // that stays free: below it, nothing new is made
+	DiskShort                               bool   // less than the reserve is free
 	Machines                                int
 	Running                                 int
+	WaitingForSpace                         int // paused with PausedNoSpace
 }
 
 // Usage is what a machine uses now.
@@ -246,8 +259,9 @@ type Event struct {
 	Time    time.Time
 	Host    HostID
 	Machine MachineID
-	Type    string // "died", "adopted", "hibernated", "lost"
-	Reason  string
+	// Type is "died", "adopted", "hibernated", "lost", or "paused" and "resumed" with a PauseReason as Reason.
+	Type   string
+	Reason string
 	// OutOfMemory: it died because the host, or its own limit, had no memory left for it.
 	OutOfMemory bool
 	Console     []byte // as Host.Console, of a machine that died; nil if it is not available

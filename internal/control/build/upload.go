@@ -16,10 +16,10 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/control/auth"
+	"github.com/pandastack/pandastack/internal/lib/durable"
 )
 
 // Upload receives the files of a build into one file of bounded size.
@@ -65,7 +65,7 @@ func (u *Upload) Write(p []byte) (int, error) {
 
 // wrapNoSpace returns err with the code no_space if the disk is full.
 func wrapNoSpace(err error) error {
-	if errors.Is(err, syscall.ENOSPC) {
+	if durable.IsNoSpace(err) {
 		return api.Wrap(api.NoSpace, err, "the disk of the node is full")
 	}
 	return err

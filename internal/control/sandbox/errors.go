@@ -65,8 +65,14 @@ var remedies = map[api.Status]string{
 	api.Running:     "it runs already",
 }
 
-// wrongState is the error for a verb that is not possible in the state of a sandbox.
+// wrongState is the error for a verb that is not possible in the state of a sandbox. It is no_space for one that waits
+// for disk space.
 func wrongState(r *record, verb string) error {
+	if r.State == api.Paused && r.PauseReason == hostapi.PausedNoSpace {
+		return api.Errorf(api.NoSpace, "cannot %s sandbox %s: it is paused until there is disk space for it "+
+			"on its host, and continues by itself then: delete snapshots or sandboxes", verb, r.ID).
+			With("status", string(r.State)).With("pause_reason", string(r.PauseReason))
+	}
 	e := api.Errorf(api.WrongState, "cannot %s sandbox %s: it is %s: %s", verb, r.ID, r.State, remedies[r.State])
 	if r.State == api.Failed && r.Reason != "" {
 		e.Message += " (it failed because " + r.Reason + ")"

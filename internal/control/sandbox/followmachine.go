@@ -69,10 +69,10 @@ func (s *Service) followMachine(ctx context.Context, r *record, said hostapi.Eve
 		return err
 	}
 	to := statusOf(m.State)
-	if to == api.Creating || to == r.State {
+	if to == api.Creating || to == r.State && m.PauseReason == r.PauseReason {
 		return nil
 	}
-	from := r.State
+	from, why := r.State, r.PauseReason
 	r.applyMachine(m)
 	var events []newEvent
 	switch to {
@@ -87,21 +87,34 @@ func (s *Service) followMachine(ctx context.Context, r *record, said hostapi.Eve
 	case api.Hibernated:
 		events = []newEvent{{api.EventHibernated, nil}}
 	case api.Paused:
-		events = []newEvent{{api.EventPaused, nil}}
+		events = []newEvent{{api.EventPaused, reasonPayload(m.PauseReason)}}
 	case api.Running:
 		r.Reason = ""
-		events = []newEvent{{api.EventRunning, nil}}
-		if from == api.Waking || from == api.Hibernated {
+		switch from {
+		case api.Waking, api.Hibernated:
 			events = []newEvent{{api.EventWoken, nil}}
+		case api.Paused:
+			events = []newEvent{{api.EventResumed, reasonPayload(why)}}
+		case api.Creating, api.Running, api.Hibernating, api.Stopping, api.Deleted, api.Failed:
+			events = []newEvent{{api.EventRunning, nil}}
 		}
 	case api.Creating, api.Hibernating, api.Waking, api.Stopping, api.Deleted:
 	}
 	return s.setState(ctx, "settle", r, to, events...)
 }
 
+// reasonPayload returns the payload of an event that the host caused; nil if a user did.
+func reasonPayload(why hostapi.PauseReason) map[string]any {
+	if why == "" {
+		return nil
+	}
+	return map[string]any{"reason": string(why)}
+}
+
 // differs reports whether a sandbox and its machine disagree about the state or the settings.
 func differs(r *record, m hostapi.Machine) bool {
-	return r.State != statusOf(m.State) || r.Persistent != m.Persistent || !m.Egress.Equal(r.egress())
+	return r.State != statusOf(m.State) || r.PauseReason != m.PauseReason ||
+		r.Persistent != m.Persistent || !m.Egress.Equal(r.egress())
 }
 
 // applySettings puts the settings of the record in force on its machine, where they differ.

@@ -137,6 +137,6 @@ func (s *Service) Capacity(ctx context.Context) (_ api.Capacity, err error) {
 	}
 	return api.Capacity{Driver: c.Driver, DriverVersion: c.Version, Accelerator: c.Accelerator, Isolation: c.Isolation,
 		CPUs: c.VCPUs, MemoryMB: c.MemoryMiB, MemoryFreeMB: c.MemoryFreeMiB, DiskMB: c.DiskMiB,
-		DiskFreeMB: c.DiskFreeMiB,
-		Sandboxes:  c.Machines, Running: c.Running}, nil
+		DiskFreeMB: c.DiskFreeMiB, DiskReserveMB: c.DiskReserveMiB, DiskShort: c.DiskShort,
+		Sandboxes: c.Machines, Running: c.Running, WaitingForSpace: c.WaitingForSpace}, nil
 }

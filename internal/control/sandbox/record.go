@@ -52,7 +52,8 @@ type record struct {
 	Active     time.Time // last use
 	Due        time.Time // when the reaper looks at it; zero: never
 
-	Reason         string // why it failed or ends, for people
+	Reason         string              // why it failed or ends, for people
+	PauseReason    hostapi.PauseReason // with Paused: why the host has paused it; "": a user has
 	EndReason      Reason
 	EndBy          string
 	IdempotencyKey string
@@ -80,7 +81,8 @@ func newRecord(row *store.Sandbox) record {
 		Persistent: row.Persistent, TTL: time.Duration(row.TTLSeconds) * time.Second, Ends: store.Time(row.Ends),
 		OnEnd: api.OnTimeout(row.OnEnd), Created: store.Time(row.Created), Changed: store.Time(row.Changed),
 		Active: store.Time(row.Active), Due: store.Time(row.Due),
-		Reason: row.Reason, EndReason: Reason(row.EndReason), EndBy: row.EndBy, IdempotencyKey: row.Idempotency,
+		Reason: row.Reason, PauseReason: hostapi.PauseReason(row.PauseReason),
+		EndReason: Reason(row.EndReason), EndBy: row.EndBy, IdempotencyKey: row.Idempotency,
 	}
 	decodeHint(row.DataDisks, &r.DataDisks)
 	decodeHint(row.Phases, &r.Phases)
@@ -102,7 +104,8 @@ func (r *record) row() *store.Sandbox {
 		Persistent: r.Persistent, TTLSeconds: int64(r.TTL / time.Second), Ends: store.Micros(r.Ends),
 		OnEnd: string(r.OnEnd), Created: store.Micros(r.Created), Changed: store.Micros(r.Changed),
 		Active: store.Micros(r.Active), Due: store.Micros(r.Due),
-		Reason: r.Reason, EndReason: string(r.EndReason), EndBy: r.EndBy, Idempotency: r.IdempotencyKey,
+		Reason: r.Reason, PauseReason: string(r.PauseReason),
+		EndReason: string(r.EndReason), EndBy: r.EndBy, Idempotency: r.IdempotencyKey,
 	}
 	if !r.Network.IsDefault() {
 		row.Network = encodeJSON(r.Network)
@@ -123,7 +126,7 @@ func (r *record) applyMachine(m hostapi.Machine) {
 	}
 	r.VCPUs, r.MemoryMiB, r.DiskMiB, r.DataDisks = m.VCPUs, m.MemoryMiB, m.DiskMiB, viewDisks(m.Disks)
 	r.GuestIP, r.Tap, r.MAC = m.GuestIP, m.Tap, m.MAC
-	r.Generation = m.Generation
+	r.Generation, r.PauseReason = m.Generation, m.PauseReason
 	r.BootMode, r.Boot, r.Pause = string(m.BootMode), m.Boot, m.Pause
 	r.Phases = make([]api.Phase, 0, len(m.Phases))
 	for _, ph := range m.Phases {

@@ -235,6 +235,9 @@ func (s *Service) setState(ctx context.Context, op string, r *record, to api.Sta
 		r.Changed = now()
 	}
 	r.State, r.Instance = to, s.instance
+	if to != api.Paused {
+		r.PauseReason = ""
+	}
 	r.Active = s.lastUse(r)
 	r.Due = s.due(r)
 	err := s.db.Write(ctx, op, func(ctx context.Context, tx *store.Tx) error {

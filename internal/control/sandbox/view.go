@@ -37,7 +37,7 @@ func (s *Service) view(r *record) api.Sandbox {
 		IdleSeconds: int64(s.idle(r).Seconds()), ParentID: r.Parent, TreeID: r.Tree, User: r.User, Workdir: r.Workdir,
 		Egress: !r.Network.BlocksAll(), Network: viewNetwork(r.Network), Limits: viewLimits(r.Limits),
 		Isolation: host.Isolation, Accelerator: host.Accelerator, Generation: r.Generation,
-		PauseMS: milliseconds(r.Pause), FailureReason: r.Reason, Phases: r.Phases,
+		PauseMS: milliseconds(r.Pause), FailureReason: r.Reason, PauseReason: string(r.PauseReason), Phases: r.Phases,
 	}
 	if !r.Ends.IsZero() {
 		at := r.Ends

@@ -52,6 +52,7 @@ type Sandbox struct {
 	Active      int64  `bun:"active"`
 	Due         int64  `bun:"due"`
 	Reason      string `bun:"reason"`
+	PauseReason string `bun:"pause_reason"` // why its host has paused it; "": the host has not
 	EndReason   string `bun:"end_reason"`
 	EndBy       string `bun:"end_by"`
 	Idempotency string `bun:"idempotency"`

@@ -234,7 +234,9 @@ func (h *Host) Capacity(context.Context) (hostapi.Capacity, error) {
 		Accelerator: string(can.Accelerator), Isolation: can.Isolation,
 		VCPUs: runtime.NumCPU(), MemoryMiB: total, MemoryFreeMiB: free,
 		DiskMiB: int(disk >> 20), DiskFreeMiB: int(diskFree >> 20), Limits: h.cfg.Machine.Limits,
+		DiskReserveMiB: h.machines.DiskReserveMiB(), WaitingForSpace: h.machines.Waiting(),
 	}
+	out.DiskShort = out.DiskFreeMiB < out.DiskReserveMiB
 	for _, mc := range h.machines.List() {
 		out.Machines++
 		if mc.State == hostapi.Running || mc.State == hostapi.Paused {

@@ -17,6 +17,7 @@ import (
 	"github.com/pandastack/pandastack/internal/host/bake"
 	"github.com/pandastack/pandastack/internal/host/machine"
 	"github.com/pandastack/pandastack/internal/host/snapshot"
+	"github.com/pandastack/pandastack/internal/lib/durable"
 )
 
 // images are the imported root file systems of this process. What an earlier process left belonged to builds that ended
@@ -106,7 +107,7 @@ func (h *Host) ImportImage(ctx context.Context, req hostapi.Import, tar io.Reade
 	}()
 	path := h.images.path(req.ID)
 	files, err := h.writeImage(ctx, path, req, tar)
-	if errors.Is(err, syscall.ENOSPC) {
+	if durable.IsNoSpace(err) {
 		err = fmt.Errorf("%w: %w", hostapi.ErrNoSpace, err)
 	}
 	if err != nil {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
@@ -15,6 +14,7 @@ import (
 	"github.com/pandastack/pandastack/internal/host/chunkstore/cache"
 	"github.com/pandastack/pandastack/internal/host/snapshot"
 	"github.com/pandastack/pandastack/internal/host/snapshot/remote"
+	"github.com/pandastack/pandastack/internal/lib/durable"
 	"github.com/pandastack/pandastack/internal/vmm"
 )
 
@@ -80,9 +80,12 @@ func transferError(op string, id hostapi.SnapshotID, err error) error {
 		chunkstore.ErrNotFound:    hostapi.ErrNotFound,
 		chunkstore.ErrWrongTenant: hostapi.ErrInvalid, chunkstore.ErrTampered: hostapi.ErrInvalid,
 		chunkstore.ErrVersion: hostapi.ErrUnsupported,
-		blob.ErrNoSpace:       hostapi.ErrNoSpace, syscall.ENOSPC: hostapi.ErrNoSpace,
+		blob.ErrNoSpace:       hostapi.ErrNoSpace,
 	}
 	err = fmt.Errorf("%s snapshot %s: %w", op, id, err)
+	if durable.IsNoSpace(err) {
+		return fmt.Errorf("%w: %w", err, hostapi.ErrNoSpace)
+	}
 	for from, to := range kind {
 		if errors.Is(err, from) {
 			return fmt.Errorf("%w: %w", err, to)

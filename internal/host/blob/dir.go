@@ -15,7 +15,6 @@ import (
 	"time"
 
 	"github.com/pandastack/pandastack/internal/lib/durable"
-	"github.com/pandastack/pandastack/internal/os/disk"
 )
 
 // dir keeps objects as files below a directory, which several hosts may share. The library's own directory
@@ -59,7 +58,7 @@ func dirError(err error) error {
 		return fmt.Errorf("%w: %w", ErrNotFound, err)
 	case errors.Is(err, fs.ErrExist):
 		return fmt.Errorf("%w: %w", ErrExists, err)
-	case disk.IsNoSpace(err):
+	case durable.IsNoSpace(err):
 		return fmt.Errorf("%w: %w", ErrNoSpace, err)
 	case errors.Is(err, fs.ErrPermission), errors.Is(err, syscall.EROFS):
 		return fmt.Errorf("%w: %w", ErrDenied, err)

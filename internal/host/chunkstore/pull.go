@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/pandastack/pandastack/internal/os/disk"
+	"github.com/pandastack/pandastack/internal/lib/durable"
 )
 
 // Base is a manifest whose files are on this host, to derive others from.
@@ -210,7 +210,7 @@ func (p *puller) chunk(ctx context.Context, index int) (done PullStats, err erro
 func (p *puller) write(h target, data []byte) error {
 	off, size := h.Page*PageSize, p.r.m.Files[h.file].Bytes
 	_, err := p.files[h.file].WriteAt(data[:min(int64(len(data)), size-off)], off)
-	if disk.IsNoSpace(err) {
+	if durable.IsNoSpace(err) {
 		return fmt.Errorf("disk is full: %w", err)
 	}
 	return err

@@ -1,13 +1,12 @@
 package machine
 
 import (
-	"errors"
 	"fmt"
-	"syscall"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
+	"github.com/pandastack/pandastack/internal/lib/durable"
 )
 
 // FreeSpace returns the size of the file system that holds dir and its free space, in bytes.
@@ -45,7 +44,7 @@ func (m *Manager) requireSpace(what string, needMiB int) error {
 
 // wrapNoSpace adds ErrNoSpace to an error that a full disk caused.
 func wrapNoSpace(err error) error {
-	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
+	if durable.IsNoSpace(err) {
 		return fmt.Errorf("%w: %w", hostapi.ErrNoSpace, err)
 	}
 	return err

@@ -30,6 +30,7 @@ type fakeDriver struct {
 	// adoptErr is the error of Adopt, if not nil.
 	adoptErr    error
 	loads       int  // guests that were started
+	full        bool // writes find no space
 	noDiskRates bool // the driver cannot limit the rate of disks
 	busy        bool // guests count as soon as they are thawed
 	// mayRun is called before the first instruction of every guest; an error stops it.
@@ -61,6 +62,10 @@ type monitor struct {
 	metadata string // that was set before the guest ran
 
 	printed int // bytes of the console that were read
+
+	waits   bool          // stopped because a write found no space
+	noSpace chan struct{} // holds a token after that
+	resumed int           // calls of Resume
 }
 
 func newFakeDriver() *fakeDriver {
@@ -132,6 +137,8 @@ func (h *fakeDriver) spawn(spec vmm.Spec, image *memory) (*monitor, error) {
 		loaded: make(chan struct{}),
 		alive:  true,
 		image:  image,
+
+		noSpace: make(chan struct{}, 1),
 	}
 	h.monitors[spec.Dir] = m
 	if spec.Confine.Enter != nil {
@@ -278,7 +285,55 @@ func (m *monitor) Resume(context.Context) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.paused = false
+	m.resumed++
+	if m.waits = m.waits && m.host.isFull(); m.waits {
+		m.signalNoSpace()
+	}
 	return nil
+}
+
+// write is a guest's write of a new block: if the host is full, the monitor stops the guest.
+func (m *monitor) write() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.waits = m.waits || m.host.isFull(); m.waits {
+		m.signalNoSpace()
+	}
+}
+
+func (m *monitor) signalNoSpace() {
+	select {
+	case m.noSpace <- struct{}{}:
+	default:
+	}
+}
+
+func (m *monitor) resumes() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.resumed
+}
+
+// OutOfSpace implements vmm.SpaceWaiter.
+func (m *monitor) OutOfSpace() <-chan struct{} { return m.noSpace }
+
+// WaitsForSpace implements vmm.SpaceWaiter.
+func (m *monitor) WaitsForSpace() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.waits
+}
+
+func (h *fakeDriver) isFull() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.full
+}
+
+func (h *fakeDriver) setFull(full bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.full = full
 }
 
 func (m *monitor) Capture(context.Context) (vmm.Capture, error) {
@@ -392,8 +447,9 @@ func (m *monitor) writeCounter(count uint64) error {
 func (m *monitor) count() (uint64, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if !m.alive || m.paused || m.mem.Frozen {
-		return 0, fmt.Errorf("guest is stopped: alive=%v paused=%v frozen=%v", m.alive, m.paused, m.mem.Frozen)
+	if !m.alive || m.paused || m.mem.Frozen || m.waits {
+		return 0, fmt.Errorf("guest is stopped: alive=%v paused=%v frozen=%v waits=%v",
+			m.alive, m.paused, m.mem.Frozen, m.waits)
 	}
 	on, err := m.readCounter()
 	if err != nil {

@@ -51,8 +51,7 @@ type fixture struct {
 	network      *network
 	cgroups      *cgroups
 	hook         atomic.Pointer[func(op, step string) error]
-	free         int64          // bytes of disk that FreeSpace returns
-	reclaimable  int64          // bytes that ReclaimSpace can free
+	space        diskSpace
 	hugePages    int64          // bytes that HugeMemory returns
 	lazy         *lazySnapshots // nil: none
 	warmMonitors int            // that the manager may keep; read by boot
@@ -76,8 +75,8 @@ func newFixture(t *testing.T) *fixture {
 		network: newNetwork(),
 		cgroups: &cgroups{names: map[string]bool{}},
 		lazy:    &lazySnapshots{},
-		free:    1 << 40,
 	}
+	w.space.set(1<<40, 0)
 	w.host.mayRun = func(id string) error { return w.checkEgressInForce(id) }
 	w.boot()
 	t.Cleanup(func() { w.stop() })
@@ -100,13 +99,6 @@ func newFixture(t *testing.T) *fixture {
 	w.must(err)
 	w.must(w.store.Release(base))
 	return w
-}
-
-// reclaimSpace frees up to reclaimable bytes.
-func (w *fixture) reclaimSpace(bytes int64) int64 {
-	given := min(bytes, w.reclaimable)
-	w.free, w.reclaimable = w.free+given, w.reclaimable-given
-	return given
 }
 
 // memoryDir returns a directory in memory if possible: records of machines are written durably, and these tests write
@@ -149,11 +141,11 @@ func (w *fixture) boot() {
 	w.mgr, err = machine.New(machine.Config{
 		Dir: filepath.Join(w.dir, "machines"), ReadyTimeout: 30 * time.Second, BootTimeout: w.patient,
 		WarmMonitors: w.warmMonitors, Limits: w.limits, DiskReserveMiB: 256,
-		HostMemory:   func() (int64, int64, error) { return 1 << 40, 1 << 40, nil },
-		HugeMemory:   func() (int64, error) { return w.hugePages, nil },
-		FreeSpace:    func(string) (int64, int64, error) { return 1 << 40, w.free, nil },
-		ReclaimSpace: w.reclaimSpace,
-		Kernel:       func(context.Context) (machine.Kernel, error) { return machine.Kernel{}, nil },
+		HostMemory: func() (int64, int64, error) { return 1 << 40, 1 << 40, nil },
+		HugeMemory: func() (int64, error) { return w.hugePages, nil },
+		FreeSpace:  w.space.read, ReclaimSpace: w.space.reclaim, Allocated: w.space.measure,
+		SpaceInterval: time.Millisecond,
+		Kernel:        func(context.Context) (machine.Kernel, error) { return machine.Kernel{}, nil },
 		OnStep: func(op, step string) error {
 			if hook := w.hook.Load(); hook != nil {
 				return (*hook)(op, step)

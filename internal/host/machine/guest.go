@@ -23,8 +23,11 @@ func (m *Manager) Guest(ctx context.Context, id hostapi.MachineID) (guestapi.Gue
 		return nil, notFound(id)
 	}
 	mc.mu.Lock()
-	link, in := mc.link, mc.rec
+	link, in, waits := mc.link, mc.rec, mc.waitingLocked() != nil
 	mc.mu.Unlock()
+	if waits {
+		return nil, errWaitsForSpace("enter", id)
+	}
 	if in.State == running && linkOpen(link) {
 		return link, nil
 	}

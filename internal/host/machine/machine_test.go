@@ -417,14 +417,14 @@ func TestFullDiskLeavesNothing(t *testing.T) {
 		}
 		w.checkNoLeftovers()
 		w.wantState("a", hostapi.Running)
-		w.free = 64 << 20
+		w.space.set(64<<20, 0)
 		if err := do(); !errors.Is(err, hostapi.ErrNoSpace) {
 			t.Errorf("%s with a full disk: %v, want ErrNoSpace", name, err)
 		}
-		w.free = 1 << 40
+		w.space.set(1<<40, 0)
 	}
 	w.count("a", 2)
-	w.free = 64 << 20
+	w.space.set(64<<20, 0)
 	if _, err := w.mgr.Create(t.Context(), machine.CreateRequest{ID: "b"}, base, ""); !errors.Is(
 		err,
 		hostapi.ErrNoSpace,
@@ -439,13 +439,12 @@ func TestFullDiskLeavesNothing(t *testing.T) {
 func TestDiskSpaceIsReclaimed(t *testing.T) {
 	w := newFixture(t)
 	w.create("a", true)
-	w.free = 64 << 20
-	w.reclaimable = 1 << 30
+	w.space.set(64<<20, 1<<30)
 	w.create("b", true)
-	if want := int64(1<<30 - (256-64)<<20); w.reclaimable != want {
-		t.Errorf("%d MiB are left to reclaim, want %d", w.reclaimable>>20, want>>20)
+	if want := int64(1<<30 - (256-64)<<20); w.space.left() != want {
+		t.Errorf("%d MiB are left to reclaim, want %d", w.space.left()>>20, want>>20)
 	}
-	w.free, w.reclaimable = 64<<20, 1
+	w.space.set(64<<20, 1)
 	if _, err := w.mgr.Create(t.Context(), machine.CreateRequest{ID: "c"}, base, ""); !errors.Is(
 		err,
 		hostapi.ErrNoSpace,

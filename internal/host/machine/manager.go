@@ -45,6 +45,11 @@ type Config struct {
 	Admission  Admission
 	HostMemory HostMemory // default ReadMeminfo
 	FreeSpace  FreeSpace  // default StatFS
+	// Allocated measures a disk: the bytes that removing the file would free, without waiting for what is being
+	// written; nil: machines that grow cannot be found.
+	Allocated func(path string) (int64, error)
+	// SpaceInterval is the time between checks of the free disk space when it is short; default 200 ms.
+	SpaceInterval time.Duration
 	// ReclaimSpace frees up to so many bytes of disk that hold content which can be downloaded again, and returns
 	// how many; nil: there are none.
 	ReclaimSpace func(bytes int64) int64
@@ -122,6 +127,8 @@ type machine struct {
 	pause     time.Duration
 	phases    []obs.Phase
 	cpuSample cpuSample
+	wait      *spaceWait // why it does not run although it should; see waiting
+	diskBytes int64      // that removing its disks would free, as last measured
 	// consoleTail is read and written by the owner alone.
 	consoleTail []byte
 }
@@ -144,6 +151,7 @@ func New(cfg Config, deps Deps) (*Manager, error) {
 	cfg.FreezeTimeout = cmp.Or(cfg.FreezeTimeout, 15*time.Second)
 	cfg.SyncTimeout = cmp.Or(cfg.SyncTimeout, 2*time.Minute)
 	cfg.DiskReserveMiB = cmp.Or(cfg.DiskReserveMiB, config.Default().Capacity.DiskReserveMiB)
+	cfg.SpaceInterval = cmp.Or(cfg.SpaceInterval, spaceInterval)
 	if cfg.HostMemory == nil {
 		cfg.HostMemory = ReadMeminfo
 	}

@@ -28,13 +28,17 @@ func (m *Manager) Pause(ctx context.Context, id hostapi.MachineID) (err error) {
 	return nil
 }
 
-// Resume lets a paused machine continue. A running machine is left as it is.
+// Resume lets a paused machine continue. A running machine is left as it is. One that waits for disk space continues
+// if there is some; otherwise Resume returns ErrNoSpace.
 func (m *Manager) Resume(ctx context.Context, id hostapi.MachineID) (err error) {
 	op := m.begin("resume")
 	defer func() { err = op.end(ctx, err) }()
 	mc, err := op.lock(ctx, id)
 	if err != nil {
 		return err
+	}
+	if w := mc.waiting(); w != nil {
+		return m.resumeWaiting(ctx, mc, w)
 	}
 	if err := mc.requireState("resume", running, paused); err != nil || mc.rec.State == running {
 		return err

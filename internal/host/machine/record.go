@@ -59,6 +59,8 @@ type record struct {
 	BootMode   hostapi.BootMode  `json:"boot_mode,omitempty"`
 	Created    time.Time         `json:"created"`
 	Reason     string            `json:"reason,omitempty"`
+	// Halted: the space keeper stopped it; State is what it is when there is space.
+	Halted bool `json:"halted,omitempty"`
 }
 
 // resourceName returns the name of a machine's directory, cgroup and monitor.

@@ -286,6 +286,9 @@ func (m *Manager) resumeAdopted(ctx context.Context, op *operation, mc *machine)
 		}
 		return m.update(mc, surviveProcess, func(in *record) { in.State = running })
 	default:
+		if m.adoptWaiting(ctx, mc) {
+			return nil
+		}
 		if err := m.resume(ctx, mc); err != nil {
 			// It runs and may reply later: Guest tries again.
 			m.log.Warn("adopted machine does not reply", "machine", mc.id, "err", err)

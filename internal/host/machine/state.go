@@ -48,9 +48,13 @@ var publicState = map[state]hostapi.State{
 	destroying:  hostapi.Failed,
 }
 
-// requireState returns ErrWrongState unless the machine is in one of the given states.
+// requireState returns ErrWrongState unless the machine is in one of the given states, and ErrNoSpace if it waits for
+// disk space.
 func (mc *machine) requireState(op string, any ...state) error {
 	if slices.Contains(any, mc.rec.State) {
+		if mc.waiting() != nil {
+			return errWaitsForSpace(op, mc.id)
+		}
 		return nil
 	}
 	return fmt.Errorf("%s machine %s: it is %s: %w", op, mc.id, mc.rec.State, hostapi.ErrWrongState)

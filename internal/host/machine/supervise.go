@@ -27,6 +27,7 @@ type monitorExit struct {
 // It returns when everything that it began has ended.
 func (m *Manager) Run(ctx context.Context) error {
 	var work sync.WaitGroup
+	work.Go(func() { m.keepSpace(ctx) })
 	defer func() {
 		work.Wait()
 		m.discardWarmUnless(ctx, func(*warmMonitor) bool { return false })
@@ -81,7 +82,7 @@ func (m *Manager) syncMachine(dir string) {
 	}
 }
 
-// measure records how much memory each machine uses, for admission.
+// measure records how much memory and disk each machine uses.
 func (m *Manager) measure(ctx context.Context) {
 	for _, mc := range m.List() {
 		if ctx.Err() != nil {
@@ -91,6 +92,7 @@ func (m *Manager) measure(ctx context.Context) {
 		if found == nil {
 			continue
 		}
+		m.measureDisks(found)
 		found.mu.Lock()
 		vm := found.vm
 		found.mu.Unlock()
@@ -103,17 +105,22 @@ func (m *Manager) measure(ctx context.Context) {
 	}
 }
 
-// watch reports the end of a machine's monitor to Run.
+// watch reports the end of a machine's monitor to Run, and notes when the monitor stops the guest for lack of space.
 func (m *Manager) watch(mc *machine) {
-	vm, stream := mc.vm, mc.lazy
+	vm, stream, full := mc.vm, mc.lazy, outOfSpace(mc.vm)
+	if stream != nil {
+		m.watchers.Go(func() { m.watchLazy(mc, vm, stream) })
+	}
 	m.watchers.Go(func() {
-		if stream != nil {
-			m.watchLazy(mc, vm, stream)
-		}
-		select {
-		case <-vm.Done():
-		case <-m.closed:
-			return
+		for alive := true; alive; {
+			select {
+			case <-full:
+				m.monitorStopped(mc, vm)
+			case <-vm.Done():
+				alive = false
+			case <-m.closed:
+				return
+			}
 		}
 		select {
 		case m.exits <- monitorExit{mc, vm}:

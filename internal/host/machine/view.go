@@ -34,6 +34,9 @@ type View struct {
 	Labels     map[string]string
 	Reason     string      // why it failed
 	Phases     []obs.Phase // of the last operation, in order
+	// PauseReason is why it is paused, if no user asked for that.
+	PauseReason hostapi.PauseReason
+	DiskBytes   int64 // that removing its disks would free, as last measured
 }
 
 // Usage is the host's resources that a machine uses.
@@ -50,7 +53,7 @@ type Usage struct {
 type Event struct {
 	Time    time.Time
 	Machine hostapi.MachineID
-	Type    string // "died", "adopted", "hibernated", "lost"
+	Type    string // as in hostapi.Event
 	Reason  string
 	// OutOfMemory says that it ended because the host or its own limit had no memory for it.
 	OutOfMemory bool
@@ -67,6 +70,10 @@ func (mc *machine) view() View {
 		VCPUs: in.VCPUs, MemoryMiB: in.MemoryMiB, DiskMiB: in.DiskMiB, Disks: in.Data, Generation: in.Generation,
 		BootMode: in.BootMode, Boot: mc.boot, Pause: mc.pause, Created: in.Created, Persistent: in.Persistent,
 		Egress: in.Egress, Limits: in.Limits, Labels: in.Labels, Reason: in.Reason, Phases: mc.phases,
+	}
+	out.DiskBytes = mc.diskBytes
+	if mc.waitingLocked() != nil {
+		out.State, out.PauseReason = hostapi.Paused, hostapi.PausedNoSpace
 	}
 	if mc.slot != nil {
 		slot := mc.slot.Info()

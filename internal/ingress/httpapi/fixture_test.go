@@ -134,14 +134,15 @@ type fakeSandboxes struct {
 
 	began time.Time // from then on guests are half busy
 
-	mu     sync.Mutex
-	rows   map[api.SandboxID]api.Sandbox
-	snaps  map[api.SnapshotID]api.Snapshot
-	byKey  map[string]api.SandboxID
-	logs   sandbox.Logs
-	events []sandbox.Event
-	more   chan struct{} // closed and replaced at every event
-	gone   bool          // the host does not reply
+	mu        sync.Mutex
+	rows      map[api.SandboxID]api.Sandbox
+	snaps     map[api.SnapshotID]api.Snapshot
+	byKey     map[string]api.SandboxID
+	logs      sandbox.Logs
+	events    []sandbox.Event
+	more      chan struct{} // closed and replaced at every event
+	gone      bool          // the host does not reply
+	diskShort bool          // less than the reserve is free
 }
 
 func (b *fakeSandboxes) get(p auth.Principal, id api.SandboxID) (api.Sandbox, error) {
@@ -605,12 +606,14 @@ func (b *fakeSandboxes) addEvent(id api.SandboxID, kind string) {
 
 func (b *fakeSandboxes) Capacity(ctx context.Context) (api.Capacity, error) {
 	b.mu.Lock()
-	gone := b.gone
+	gone, short := b.gone, b.diskShort
 	b.mu.Unlock()
 	if gone {
 		return api.Capacity{}, io.ErrUnexpectedEOF
 	}
-	return api.Capacity{Driver: "fake", Isolation: "none", CPUs: 2}, ctx.Err()
+	return api.Capacity{
+		Driver: "fake", Isolation: "none", CPUs: 2, DiskFreeMB: 12, DiskReserveMB: 34, DiskShort: short,
+	}, ctx.Err()
 }
 
 func (b *fakeSandboxes) Counts(context.Context) (map[api.Status]int, error) {

@@ -756,6 +756,13 @@ func TestNode(t *testing.T) {
 		t.Errorf("got boots %+v", boots)
 	}
 	w.boxes.mu.Lock()
+	w.boxes.diskShort = true
+	w.boxes.mu.Unlock()
+	if e := w.do("GET", "/readyz", "", as("")).failed(t); e.Code != api.Unavailable ||
+		!strings.Contains(e.Message, "disk is full") || !strings.Contains(e.Message, "12 MiB") {
+		t.Errorf("readyz with a full disk: got %+v, want unavailable with the numbers", e)
+	}
+	w.boxes.mu.Lock()
 	w.boxes.gone = true
 	w.boxes.mu.Unlock()
 	if e := w.do("GET", "/readyz", "", as("")).failed(t); e.Code != api.Unavailable {

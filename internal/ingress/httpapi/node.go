@@ -2,6 +2,7 @@ package httpapi
 
 import (
 	"context"
+	"fmt"
 	"net/http"
 	"runtime"
 	"time"
@@ -25,11 +26,19 @@ const readyTimeout = 5 * time.Second
 func ready(rq *request) (api.Health, error) {
 	ctx, cancel := context.WithTimeoutCause(rq.r.Context(), readyTimeout, context.DeadlineExceeded)
 	defer cancel()
-	if _, err := rq.s.deps.Sandboxes.Capacity(ctx); err != nil {
+	c, err := rq.s.deps.Sandboxes.Capacity(ctx)
+	if err != nil {
 		return api.Health{}, api.Wrap(api.Unavailable, err, "the host does not reply").
 			With("checks", map[string]string{"host": "does not reply"})
 	}
-	return api.Health{Status: "ok", Checks: map[string]string{"host": "ok"}, Version: rq.s.cfg.Version}, nil
+	if c.DiskShort {
+		why := fmt.Sprintf("%d MiB are free and %d must be: delete snapshots or sandboxes, "+
+			"or enlarge the data directory", c.DiskFreeMB, c.DiskReserveMB)
+		return api.Health{}, api.Errorf(api.Unavailable, "the host's disk is full: %s", why).
+			With("checks", map[string]string{"host": "ok", "disk": why})
+	}
+	checks := map[string]string{"host": "ok", "disk": "ok"}
+	return api.Health{Status: "ok", Checks: checks, Version: rq.s.cfg.Version}, nil
 }
 
 func version(rq *request) (api.Version, error) {

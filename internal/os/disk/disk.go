@@ -141,9 +141,6 @@ func CloneRange(dst, src *os.File, off, n int64) error {
 	}
 }
 
-// IsNoSpace reports whether err says that a file system or a quota on it is full.
-func IsNoSpace(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
-
 func clone(from, to *os.File) error {
 	for {
 		err := unix.IoctlFileClone(int(to.Fd()), int(from.Fd()))

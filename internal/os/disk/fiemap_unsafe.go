@@ -38,12 +38,17 @@ type fiemap struct {
 	extents [extentBatch]extent
 }
 
-// eachExtent calls yield for the allocated extents of f in order.
-func eachExtent(f *os.File, yield func(extent)) error {
+// eachExtent calls yield for the allocated extents of f in order, after it has written f out.
+func eachExtent(f *os.File, yield func(extent)) error { return extents(f, fiemapSync, yield) }
+
+// eachExtentNow is eachExtent without waiting for what is being written.
+func eachExtentNow(f *os.File, yield func(extent)) error { return extents(f, 0, yield) }
+
+func extents(f *os.File, flags uint32, yield func(extent)) error {
 	var m fiemap
 	var next uint64
 	for {
-		m.start, m.length, m.flags, m.mapped, m.count = next, ^uint64(0)-next, fiemapSync, 0, extentBatch
+		m.start, m.length, m.flags, m.mapped, m.count = next, ^uint64(0)-next, flags, 0, extentBatch
 		_, _, errno := unix.Syscall(unix.SYS_IOCTL, f.Fd(), fsIocFiemap, uintptr(unsafe.Pointer(&m)))
 		runtime.KeepAlive(f)
 		if errno == unix.EINTR {

@@ -39,6 +39,7 @@ type Driver struct {
 	monitors map[string]*monitor // by directory
 	nextPID  int
 	fail     map[string][]error
+	full     bool // the host has no space for what guests write
 	onStep   func(op, id string) error
 }
 
@@ -118,6 +119,40 @@ func (d *Driver) Crash(id string, why error) bool {
 	}
 	found.end(why)
 	return true
+}
+
+// SetFull sets whether the host has space for what guests write. It changes nothing by itself: see Write.
+func (d *Driver) SetFull(full bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.full = full
+}
+
+// Write has the guest of machine id write to its disk. If the host has no space, the guest is stopped until it is
+// resumed with space. Write reports whether there is such a machine and it runs.
+func (d *Driver) Write(id string) bool {
+	d.mu.Lock()
+	full := d.full
+	var found *monitor
+	for _, m := range d.monitors {
+		if m.spec.ID == id {
+			found = m
+		}
+	}
+	d.mu.Unlock()
+	if found == nil {
+		return false
+	}
+	w := found.runningGuest()
+	found.mu.Lock()
+	runs := w != nil && !found.paused && !found.waits
+	found.waits = found.waits || runs && full
+	found.mu.Unlock()
+	if runs && full {
+		w.setPaused(true)
+		found.repeatWrite()
+	}
+	return runs
 }
 
 func (d *Driver) find(dir string) *monitor {

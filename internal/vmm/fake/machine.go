@@ -32,6 +32,8 @@ type monitor struct {
 	world  *guestState   // nil before Load
 	lives  chan struct{} // closed when world is set
 	paused bool
+	waits  bool          // stopped for lack of space
+	full   chan struct{} // holds a token after the guest was stopped for lack of space
 	ours   *net.UnixConn // host end of the channel
 	err    error
 	ended  bool
@@ -40,7 +42,7 @@ type monitor struct {
 
 // serve serves channels once the guest runs.
 func (m *monitor) serve(ctx context.Context) {
-	m.calls, m.lives = make(chan *net.UnixConn, 16), make(chan struct{})
+	m.calls, m.lives, m.full = make(chan *net.UnixConn, 16), make(chan struct{}), make(chan struct{}, 1)
 	m.wg.Go(func() {
 		select {
 		case <-m.lives:
@@ -216,8 +218,40 @@ func (m *machine) stop(op string, v bool) error {
 	m.mu.Lock()
 	m.paused = v
 	m.mu.Unlock()
-	w.setPaused(v)
+	if v || !m.repeatWrite() {
+		w.setPaused(v)
+	}
 	return nil
+}
+
+// repeatWrite reports whether the write of a guest that waits for space finds none again.
+func (m *monitor) repeatWrite() bool {
+	m.driver.mu.Lock()
+	full := m.driver.full
+	m.driver.mu.Unlock()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.waits = m.waits && full
+	if !m.waits {
+		return false
+	}
+	select {
+	case m.full <- struct{}{}:
+	default: // the last token was not taken
+	}
+	return true
+}
+
+var _ vmm.SpaceWaiter = (*machine)(nil)
+
+// OutOfSpace implements vmm.SpaceWaiter.
+func (m *machine) OutOfSpace() <-chan struct{} { return m.full }
+
+// WaitsForSpace implements vmm.SpaceWaiter.
+func (m *machine) WaitsForSpace() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.waits
 }
 
 // Pause implements vmm.Machine.

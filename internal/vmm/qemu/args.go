@@ -101,7 +101,7 @@ func (s launchSpec) arguments() []string {
 		if d.volatile {
 			drive += ",cache.no-flush=on" // the guest still sees a disk with a write-back cache
 		}
-		drive += throttleOptions(d.rate)
+		drive += errorPolicy + throttleOptions(d.rate)
 		args = append(args,
 			"-drive", drive,
 			"-device", "virtio-blk-device,drive="+id)

@@ -140,7 +140,7 @@ func (m *machine) sendState(ctx context.Context, state []byte) error {
 	switch {
 	case err != nil:
 		return err
-	case status == "running":
+	case status == "running", status == "io-error": // the latter of a guest that found no space at once
 		return nil
 	case status != "inmigrate":
 		return fmt.Errorf("guest is %q after its state was loaded", status)

@@ -29,6 +29,7 @@ type machine struct {
 	qmp         *qmp.Client
 	channelGate sync.RWMutex  // locked for writing while the guest channel must be silent
 	resumed     chan struct{} // closed at the first RESUME event
+	noSpace     chan struct{} // holds a token after the monitor has stopped the guest for lack of space
 
 	// vmm.Machine allows one caller at a time; only that caller uses these fields.
 	incoming            *net.UnixConn   // for sending the device state; nil once used
@@ -47,13 +48,18 @@ type machine struct {
 	nextChannel *channel     // connected in advance for the next Dial
 	dialled     *channel
 	resumeOK    bool  // resumed is closed
+	waits       bool  // the monitor has stopped the guest for lack of space
+	diskErrors  int   // errors of the host's disk that the guest got
 	stub        *stub // the restore stub; nil after the restore and for machines without one
 }
 
 var _ vmm.Machine = (*machine)(nil)
 
 func newMachine(d *Driver, spec vmm.Spec, manifest vmm.Manifest) *machine {
-	m := &machine{driver: d, spec: spec, manifest: manifest, resumed: make(chan struct{})}
+	m := &machine{
+		driver: d, spec: spec, manifest: manifest,
+		resumed: make(chan struct{}), noSpace: make(chan struct{}, 1),
+	}
 	m.Process = d.monitors.New(spec, vmmproc.Hooks{
 		Disconnect: m.disconnect, ErrClosed: qmp.ErrClosed, OnGuestExit: m.guestExited,
 		DescribeExit: func(e proc.Exit) string { return "QEMU " + e.String() },
@@ -67,10 +73,13 @@ func (m *machine) event(e qmp.Event) {
 	case "RESUME":
 		m.mu.Lock()
 		defer m.mu.Unlock()
+		m.waits = false
 		if !m.resumeOK {
 			m.resumeOK = true
 			close(m.resumed)
 		}
+	case "BLOCK_IO_ERROR":
+		m.diskFailed(e.Data)
 	case "SHUTDOWN":
 		m.GuestExited(string(e.Data))
 	}
@@ -214,6 +223,10 @@ func (m *machine) Pause(ctx context.Context) error {
 	if err := m.PreCapture(ctx); err != nil {
 		return err
 	}
+	return m.halt(ctx)
+}
+
+func (m *machine) halt(ctx context.Context) error {
 	ctx, cancel := m.driver.monitors.WithTimeout(ctx, "pause of the machine")
 	defer cancel()
 	if err := m.do(ctx, "stop", nil, nil); err != nil {
@@ -227,7 +240,9 @@ func (m *machine) Pause(ctx context.Context) error {
 func (m *machine) Resume(ctx context.Context) error {
 	switch m.Phase() {
 	case vmmproc.Running:
-		return nil
+		if !m.WaitsForSpace() {
+			return nil
+		}
 	case vmmproc.Prepared:
 		return fmt.Errorf("resume machine %s: it has not been loaded", m.spec.ID)
 	}
@@ -274,6 +289,9 @@ func (d *Driver) adopt(
 		m.SetPhase(vmmproc.Running)
 	case "paused":
 		m.SetPhase(vmmproc.Paused)
+	case "io-error": // it was stopped for lack of space, while this process or the one before was connected
+		m.SetPhase(vmmproc.Running)
+		m.stoppedForSpace()
 	default:
 		// It was never loaded, or its guest has exited: the machine is of no use.
 		return nil, errors.Join(fmt.Errorf("guest is %q: %w", status, vmm.ErrGone), m.Kill(ctx))

@@ -3,16 +3,19 @@ package qemu
 import (
 	"errors"
 	"flag"
+	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/pandastack/pandastack/internal/vmm"
+	"github.com/pandastack/pandastack/internal/vmm/qemu/qmp"
 	"github.com/pandastack/pandastack/internal/vmm/vmmproc"
 )
 
@@ -232,4 +235,58 @@ func FuzzParseMemDelta(f *testing.F) {
 			t.Errorf("parseMemDelta(%q) has more pages than the memory", data)
 		}
 	})
+}
+
+// TestNoSpaceEvents feeds events of the monitor to a machine in the order of QEMU: the guest waits from the failed
+// write until it continues, and no other event makes it wait.
+func TestNoSpaceEvents(t *testing.T) {
+	m := newMachine(newDriverForTest(), vmm.Spec{ID: "m", Dir: t.TempDir()}, vmm.Manifest{})
+	stop := `{"device":"d0","operation":"write","action":"stop","nospace":true,"reason":"No space left on device"}`
+	for _, step := range []struct {
+		name, event, data string
+		want              bool
+	}{
+		{"stop_of_the_host", "STOP", "{}", false},
+		{"reported_error", "BLOCK_IO_ERROR", `{"device":"d0","operation":"read","action":"report"}`, false},
+		{"malformed", "BLOCK_IO_ERROR", `["stop"]`, false},
+		{"other_error", "BLOCK_IO_ERROR", `{"action":"stop","nospace":false}`, false},
+		{"full", "BLOCK_IO_ERROR", stop, true},
+		{"stop", "STOP", "{}", true},
+		{"resume", "RESUME", "{}", false},
+		{"full_again", "BLOCK_IO_ERROR", stop, true},
+		{"and_again", "BLOCK_IO_ERROR", stop, true},
+	} {
+		m.event(qmp.Event{Name: step.event, Data: []byte(step.data)})
+		if got := m.WaitsForSpace(); got != step.want {
+			t.Errorf("%s: WaitsForSpace() = %v, want %v", step.name, got, step.want)
+		}
+	}
+	select {
+	case <-m.OutOfSpace():
+	default:
+		t.Error("OutOfSpace() has no value, want one")
+	}
+}
+
+func FuzzBlockError(f *testing.F) {
+	full := `{"device":"d0","action":"stop","nospace":true}`
+	for _, seed := range []string{full, `{}`, `null`, `[]`, `{"action":1}`} {
+		f.Add([]byte(seed))
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		m := newMachine(newDriverForTest(), vmm.Spec{ID: "m", Dir: "/nonexistent"}, vmm.Manifest{})
+		m.event(qmp.Event{Name: "BLOCK_IO_ERROR", Data: data})
+		m.event(qmp.Event{Name: "RESUME"})
+		if m.WaitsForSpace() {
+			t.Error("the machine waits after RESUME")
+		}
+	})
+}
+
+// newDriverForTest returns a driver that can run nothing.
+func newDriverForTest() *Driver {
+	return &Driver{
+		config:   Config{Log: slog.New(slog.DiscardHandler)},
+		monitors: vmmproc.NewRegistry(time.Minute, func(string) error { return nil }),
+	}
 }

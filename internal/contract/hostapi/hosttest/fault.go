@@ -88,6 +88,20 @@ func (h *Host) Unlist(id hostapi.MachineID) {
 	h.unlisted[id] = true
 }
 
+// SetWaiting makes a machine wait for disk space, or continue. An event reports it.
+func (h *Host) SetWaiting(id hostapi.MachineID, waiting bool) {
+	h.mu.Lock()
+	m, kind := h.machines[id], "resumed"
+	if m != nil {
+		m.State, m.PauseReason = hostapi.Running, ""
+		if waiting {
+			m.State, m.PauseReason, kind = hostapi.Paused, hostapi.PausedNoSpace, "paused"
+		}
+	}
+	h.mu.Unlock()
+	h.Emit(hostapi.Event{Time: time.Now(), Machine: id, Type: kind, Reason: string(hostapi.PausedNoSpace)})
+}
+
 // Emit sends an event to all subscribers.
 func (h *Host) Emit(e hostapi.Event) {
 	h.mu.Lock()

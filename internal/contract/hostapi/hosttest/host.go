@@ -339,6 +339,9 @@ func (h *Host) Resume(ctx context.Context, id hostapi.MachineID) error {
 		if m.State != hostapi.Running && m.State != hostapi.Paused {
 			return wrongState(m)
 		}
+		if m.PauseReason != "" {
+			return fmt.Errorf("machine %s waits for disk space: %w", m.ID, hostapi.ErrNoSpace)
+		}
 		m.State = hostapi.Running
 		return nil
 	})

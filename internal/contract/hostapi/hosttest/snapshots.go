@@ -178,6 +178,11 @@ func (h *Host) Capacity(ctx context.Context) (hostapi.Capacity, error) {
 			Running:       n,
 			Limits:        h.limits,
 		}
+		for _, m := range h.machines {
+			if m.PauseReason == hostapi.PausedNoSpace {
+				c.WaitingForSpace++
+			}
+		}
 		return nil
 	})
 	return c, err

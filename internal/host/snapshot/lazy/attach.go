@@ -14,7 +14,7 @@ import (
 	"github.com/pandastack/pandastack/internal/host/pager"
 	"github.com/pandastack/pandastack/internal/host/pager/fusefs"
 	"github.com/pandastack/pandastack/internal/host/snapshot"
-	"github.com/pandastack/pandastack/internal/os/disk"
+	"github.com/pandastack/pandastack/internal/lib/durable"
 	"github.com/pandastack/pandastack/internal/vmm"
 )
 
@@ -315,4 +315,4 @@ func (s diskContent) failOn(ctx context.Context, err error) error {
 
 // isGuestDiskError reports whether the guest gets the error: the host's disk is full, or the write lies
 // beyond the end of the guest's disk.
-func isGuestDiskError(err error) bool { return disk.IsNoSpace(err) || errors.Is(err, syscall.EFBIG) }
+func isGuestDiskError(err error) bool { return durable.IsNoSpace(err) || errors.Is(err, syscall.EFBIG) }
