@@ -126,17 +126,14 @@ func showsToken(r *http.Request, want string) bool {
 	return subtle.ConstantTimeCompare([]byte(r.Header.Get(accessHeader)), []byte(want)) == 1
 }
 
-// mayWake reports whether r shows the agent's token or, in the address of a file, a signature, which the agent checks.
-func (p *Protocol) mayWake(r *http.Request, b api.Sandbox) bool {
-	token := p.accessToken(b)
-	return token != "" && (showsToken(r, token) || r.URL.Query().Has("signature"))
-}
-
 // agentService serves the port of the agent.
 type agentService struct{ *Protocol }
 
-// MayWake implements proxy.Service.
-func (s agentService) MayWake(r *http.Request, b api.Sandbox) bool { return s.mayWake(r, b) }
+// MayWake implements proxy.Service. The credential is the agent's token or a signature by it.
+func (s agentService) MayWake(r *http.Request, b api.Sandbox) bool {
+	token := s.accessToken(b)
+	return token != "" && (showsToken(r, token) || envd.IsSigned(r, token))
+}
 
 // ServeRoute implements proxy.Service. The agent checks its own token; one without a token is a port like any other.
 func (s agentService) ServeRoute(w http.ResponseWriter, r *http.Request, rt proxy.Route) {
@@ -160,7 +157,10 @@ func (s agentService) ServeRoute(w http.ResponseWriter, r *http.Request, rt prox
 type interpreterService struct{ *Protocol }
 
 // MayWake implements proxy.Service.
-func (s interpreterService) MayWake(r *http.Request, b api.Sandbox) bool { return s.mayWake(r, b) }
+func (s interpreterService) MayWake(r *http.Request, b api.Sandbox) bool {
+	token := s.accessToken(b)
+	return token != "" && showsToken(r, token)
+}
 
 // ServeRoute implements proxy.Service. Running code needs the agent's token, since code can do as much as the agent.
 //

@@ -4,11 +4,13 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"net/url"
 	"strings"
 	"testing"
 
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
 	"github.com/pandastack/pandastack/internal/ingress/e2b"
+	"github.com/pandastack/pandastack/internal/ingress/e2b/envd"
 )
 
 // reaches returns the egress policy of a sandbox's machine.
@@ -140,9 +142,9 @@ func TestPrivatePorts(t *testing.T) {
 	if text := w.must(200, "GET", path, ""); !strings.Contains(text, `"allowPublicTraffic":false`) {
 		t.Errorf("detail %s does not say that it is private", text)
 	}
-	reach := func(port int, name, token string) (int, string) {
+	visit := func(uri string, port int, name, token string) (int, string) {
 		t.Helper()
-		req, err := http.NewRequestWithContext(t.Context(), "GET", w.url+"/contexts", nil)
+		req, err := http.NewRequestWithContext(t.Context(), "GET", w.url+uri, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -153,6 +155,7 @@ func TestPrivatePorts(t *testing.T) {
 		status, text, _ := w.do(req)
 		return status, text
 	}
+	reach := func(port int, name, token string) (int, string) { return visit("/contexts", port, name, token) }
 	for _, port := range []int{3000, 49999} {
 		if status, text := reach(port, "", ""); status != 403 || !strings.Contains(text, e2b.TrafficHeader) {
 			t.Errorf("port %d without a token: got %d %s, want 403", port, status, text)
@@ -180,6 +183,29 @@ func TestPrivatePorts(t *testing.T) {
 		status, text := reach(knock.port, knock.name, knock.token)
 		state := w.must(200, "GET", path, "")
 		if strings.Contains(state, `"state":"running"`) != knock.wakes || !knock.wakes && status != 502 {
+			t.Errorf("%+v: got %d %s, then %s; want 502 or a running sandbox", knock, status, text, state)
+		}
+		w.must(map[bool]int{true: 200, false: 201}[knock.wakes], "POST", path+"/connect", "")
+	}
+	signed := func(operation string) string {
+		return "/files?path=/none&signature=" +
+			url.QueryEscape(envd.Sign("/none", operation, "", made.EnvdAccessToken, nil))
+	}
+	for _, knock := range []struct {
+		uri   string
+		port  int
+		wakes bool
+	}{
+		{"/files?path=/none&signature=x", 49983, false},
+		{signed("write"), 49983, false},
+		{"/health?signature=x", 49983, false},
+		{signed("read"), 49999, false},
+		{signed("read"), 49983, true},
+	} {
+		w.must(204, "POST", path+"/pause", "")
+		status, text := visit(knock.uri, knock.port, "", "")
+		state := w.must(200, "GET", path, "")
+		if strings.Contains(state, `"state":"running"`) != knock.wakes || knock.wakes == (status == 502) {
 			t.Errorf("%+v: got %d %s, then %s; want 502 or a running sandbox", knock, status, text, state)
 		}
 		w.must(map[bool]int{true: 200, false: 201}[knock.wakes], "POST", path+"/connect", "")

@@ -3,6 +3,7 @@ package envd_test
 import (
 	"bytes"
 	"context"
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"io"
@@ -490,6 +491,19 @@ func TestSignedURLs(t *testing.T) {
 	if status, text := w.http(t, "GET", "/files", query("read", file, "root", nil), nil, nil); status != 200 ||
 		text != "x" {
 		t.Fatalf("signed download = %d %s, want 200", status, text)
+	}
+	// The signature is for the default user, whoever the header names.
+	somebody := http.Header{"Authorization": {"Basic " + base64.StdEncoding.EncodeToString([]byte("nobody-here:"))}}
+	if status, text := w.http(t, "GET", "/files", query("read", file, "", nil), somebody, nil); status != 200 {
+		t.Errorf("download signed for the default user, by another one = %d %s, want 200", status, text)
+	}
+	if status, text := w.http(t, "POST", "/files", query("write", file, "", nil), somebody,
+		strings.NewReader("x")); status != 200 {
+		t.Errorf("upload signed for the default user, by another one = %d %s, want 200", status, text)
+	}
+	somebody.Set("X-Access-Token", token)
+	if status, _ := w.http(t, "GET", "/files", url.Values{"path": {file}}, somebody, nil); status == 200 {
+		t.Errorf("the user in the header is ignored beside the access token")
 	}
 	other := query("read", file, "", nil)
 	other.Set("path", file+"2")

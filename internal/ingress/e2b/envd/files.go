@@ -33,40 +33,51 @@ func Sign(file, operation, user, token string, expiration *int64) string {
 	return "v1_" + base64.RawStdEncoding.EncodeToString(sum[:])
 }
 
-// authorizeFile returns an error unless a request for a file has the access token or a signature for exactly this
-// request.
-func authorizeFile(r *http.Request, file, operation string, now time.Time) error {
-	t, q := targetOf(r.Context()), r.URL.Query()
+// authorizeFile returns the user of a request for a file, "" for the sandbox's default user, or an error unless the
+// request has the access token or a signature for exactly this request.
+//
+// A signature covers the user in the query. It says nothing about the user in the Authorization header, who counts only
+// beside the token.
+func authorizeFile(r *http.Request, token, operation string, now time.Time) (user string, err error) {
+	q := r.URL.Query()
 	given := q.Get("signature")
 	if given == "" {
-		if hasToken(r) {
-			return nil
+		if !showsToken(r, token) {
+			return "", errors.New("missing signature or access token")
 		}
-		return errors.New("missing signature or access token")
+		if name := q.Get("username"); name != "" {
+			return name, nil
+		}
+		return requestUser(r.Header), nil
 	}
 	var until *int64
 	if text := q.Get("signature_expiration"); text != "" {
 		n, err := strconv.ParseInt(text, 10, 64)
 		if err != nil {
-			return fmt.Errorf("signature_expiration: %.20q is not a number of seconds", text)
+			return "", fmt.Errorf("signature_expiration: %.20q is not a number of seconds", text)
 		}
 		until = &n
 	}
-	want := Sign(file, operation, q.Get("username"), t.AccessToken, until)
-	if t.AccessToken == "" || subtle.ConstantTimeCompare([]byte(given), []byte(want)) != 1 {
-		return errors.New("invalid signature")
+	want := Sign(q.Get("path"), operation, q.Get("username"), token, until)
+	if token == "" || subtle.ConstantTimeCompare([]byte(given), []byte(want)) != 1 {
+		return "", errors.New("invalid signature")
 	}
 	if until != nil && now.Unix() > *until {
-		return errors.New("signature is already expired")
+		return "", errors.New("signature is already expired")
 	}
-	return nil
+	return q.Get("username"), nil
 }
 
-func fileUser(r *http.Request) string {
-	if name := r.URL.Query().Get("username"); name != "" {
-		return name
+// IsSigned reports whether r is a request for a file that carries a valid signature by token.
+func IsSigned(r *http.Request, token string) bool {
+	operation := map[string]string{
+		http.MethodGet: "read", http.MethodHead: "read", http.MethodPost: "write",
+	}[r.Method]
+	if operation == "" || r.URL.Path != filesPath || !r.URL.Query().Has("signature") {
+		return false
 	}
-	return requestUser(r.Header)
+	_, err := authorizeFile(r, token, operation, time.Now())
+	return err == nil
 }
 
 func (s *Server) download(w http.ResponseWriter, r *http.Request) {
@@ -75,11 +86,13 @@ func (s *Server) download(w http.ResponseWriter, r *http.Request) {
 		fail(w, http.StatusBadRequest, "path: is empty; give the path of a file")
 		return
 	}
-	if err := authorizeFile(r, file, "read", time.Now()); err != nil {
+	t := targetOf(r.Context())
+	user, err := authorizeFile(r, t.AccessToken, "read", time.Now())
+	if err != nil {
 		fail(w, http.StatusUnauthorized, err.Error())
 		return
 	}
-	info, body, err := targetOf(r.Context()).Guest.Read(r.Context(), homeRelative(file), fileUser(r), 0, -1)
+	info, body, err := t.Guest.Read(r.Context(), homeRelative(file), user, 0, -1)
 	if err != nil {
 		failWith(w, err)
 		return
@@ -117,7 +130,8 @@ const maxParts = 10_000
 
 func (s *Server) upload(w http.ResponseWriter, r *http.Request) {
 	target := r.URL.Query().Get("path")
-	if err := authorizeFile(r, target, "write", time.Now()); err != nil {
+	user, err := authorizeFile(r, targetOf(r.Context()).AccessToken, "write", time.Now())
+	if err != nil {
 		fail(w, http.StatusUnauthorized, err.Error())
 		return
 	}
@@ -134,17 +148,23 @@ func (s *Server) upload(w http.ResponseWriter, r *http.Request) {
 	kind, params, err := mime.ParseMediaType(r.Header.Get("Content-Type"))
 	switch {
 	case err == nil && kind == "multipart/form-data":
-		s.uploadParts(w, r, multipart.NewReader(body, params["boundary"]), target)
+		s.uploadParts(w, r, multipart.NewReader(body, params["boundary"]), target, user)
 	case target == "":
 		fail(w, http.StatusBadRequest, "path: is empty; give the path of the file, or send multipart/form-data")
 	default:
-		if one, ok := s.writeFile(w, r, target, size, body); ok {
+		opt := guestapi.WriteOptions{User: user, Size: size}
+		if one, ok := s.writeFile(w, r, target, opt, body); ok {
 			reply(w, http.StatusOK, []uploadedFile{one})
 		}
 	}
 }
 
-func (s *Server) uploadParts(w http.ResponseWriter, r *http.Request, parts *multipart.Reader, target string) {
+func (s *Server) uploadParts(
+	w http.ResponseWriter,
+	r *http.Request,
+	parts *multipart.Reader,
+	target, user string,
+) {
 	done := []uploadedFile{}
 	for n := 0; ; n++ {
 		part, err := parts.NextPart()
@@ -170,7 +190,7 @@ func (s *Server) uploadParts(w http.ResponseWriter, r *http.Request, parts *mult
 			}
 			name = target
 		}
-		one, ok := s.writeFile(w, r, name, -1, part)
+		one, ok := s.writeFile(w, r, name, guestapi.WriteOptions{User: user, Size: -1}, part)
 		if !ok {
 			return
 		}
@@ -193,12 +213,12 @@ func partName(p *multipart.Part) string {
 	return params["filename"]
 }
 
-// writeFile writes one file. If that fails, it responds to the request and returns false.
+// writeFile writes one file, with the metadata in the request's headers. If that fails, it responds to the request and returns false.
 func (s *Server) writeFile(
 	w http.ResponseWriter,
 	r *http.Request,
 	file string,
-	size int64,
+	opt guestapi.WriteOptions,
 	body io.Reader,
 ) (uploadedFile, bool) {
 	metadata, err := parseMetadata(r.Header)
@@ -206,7 +226,7 @@ func (s *Server) writeFile(
 		fail(w, http.StatusBadRequest, err.Error())
 		return uploadedFile{}, false
 	}
-	opt := guestapi.WriteOptions{User: fileUser(r), Size: size, Metadata: metadata}
+	opt.Metadata = metadata
 	from := &errorRecorder{Reader: body}
 	info, err := targetOf(r.Context()).Guest.Write(r.Context(), homeRelative(file), opt, from)
 	if from.err != nil {

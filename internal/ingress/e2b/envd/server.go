@@ -29,6 +29,9 @@ const Version = "0.6.4"
 // Port is the port of the agent in the host names that clients use.
 const Port = 49983
 
+// filesPath is the path of file URLs, which may be signed.
+const filesPath = "/files"
+
 // maxMessage bounds one message of a client, in bytes.
 const maxMessage = 4 << 20
 
@@ -78,8 +81,8 @@ func New() *Server {
 	)
 	s.mux.Handle("GET /metrics", s.requireToken(http.HandlerFunc(s.metrics)))
 	s.mux.Handle("GET /envs", s.requireToken(http.HandlerFunc(s.envs)))
-	s.mux.HandleFunc("GET /files", s.download)
-	s.mux.HandleFunc("POST /files", s.upload)
+	s.mux.HandleFunc("GET "+filesPath, s.download)
+	s.mux.HandleFunc("POST "+filesPath, s.upload)
 	s.mux.Handle("POST /files/compose", s.requireToken(http.HandlerFunc(s.compose)))
 	s.mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) { fail(w, http.StatusNotFound, "not found") })
 	return s
@@ -120,10 +123,11 @@ func (s *Server) requireToken(next http.Handler) http.Handler {
 	})
 }
 
-func hasToken(r *http.Request) bool {
-	want := targetOf(r.Context()).AccessToken
-	got := r.Header.Get("X-Access-Token")
-	return want == "" || subtle.ConstantTimeCompare([]byte(got), []byte(want)) == 1
+func hasToken(r *http.Request) bool { return showsToken(r, targetOf(r.Context()).AccessToken) }
+
+// showsToken reports whether r has the given access token, or the token is "" and not required.
+func showsToken(r *http.Request, want string) bool {
+	return want == "" || subtle.ConstantTimeCompare([]byte(r.Header.Get("X-Access-Token")), []byte(want)) == 1
 }
 
 // requestUser returns the user of a request: the name of its basic authentication, whose password is ignored, or ""
