@@ -88,7 +88,9 @@ func (r *PreviewRequest) Validate() error {
 
 // Preview is a signed preview address.
 type Preview struct {
-	URL       string    `json:"url"`
+	ID        string    `json:"id" doc:"Names the preview, for example to revoke it, and does not open it."`
+	URL       string    `json:"url" doc:"Paths can be appended. It redirects to the host name of the port."`
+	HostURL   string    `json:"host_url" doc:"The same on the host name of the port, where browsers need no redirect."`
 	Token     string    `json:"token"`
 	SandboxID SandboxID `json:"sandbox_id"`
 	Port      int       `json:"port"`

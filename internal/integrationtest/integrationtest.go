@@ -133,14 +133,16 @@ func (w *Platform) start() {
 	)
 	w.must(err)
 	w.cleanup(e2bAPI.Close)
+	previewKey := bytes.Repeat([]byte("k"), 32)
 	ports := proxy.New(proxy.Config{
-		Resolver:    proxy.NewSandboxResolver(boxes, e2bAPI.SandboxConfig(nil)),
+		Resolver:    proxy.NewSandboxResolver(boxes, e2bAPI.SandboxConfig(previewKey)),
 		HideHeaders: e2b.HiddenHeaders(),
+		IsKey:       e2b.IsKey,
 		Log:         log,
 	})
 	w.cleanup(ports.Close)
 	v1, err := httpapi.New(
-		httpapi.Config{Version: "test", PreviewKey: bytes.Repeat([]byte("k"), 32)},
+		httpapi.Config{Version: "test", PreviewKey: previewKey},
 		httpapi.Deps{
 			Sandboxes:    boxes,
 			Templates:    templates,

@@ -21,7 +21,7 @@ var wantByState = map[string][4]string{
 	"DELETE":                         {"ok", "ok", "ok", "ok"},
 	"DELETE fs":                      {"wrong_state", "not_found", "wrong_state", "not_found"},
 	"DELETE ports/{port}":            {"not_found", "not_found", "not_found", "not_found"},
-	"DELETE proxy/{port}/{path}":     {"wrong_state", "502", "wrong_state", "not_found"},
+	"DELETE proxy/{port}/{path}":     {"wrong_state", "unreachable", "wrong_state", "not_found"},
 	"DELETE repl/sessions/{session}": {"wrong_state", "not_found", "wrong_state", "not_found"},
 	"GET":                            {"ok", "ok", "ok", "not_found"},
 	"GET events":                     {"ok", "ok", "ok", "ok"},
@@ -38,12 +38,12 @@ var wantByState = map[string][4]string{
 	"GET ports":                      {"ok", "ok", "ok", "not_found"},
 	"GET processes":                  {"wrong_state", "ok", "wrong_state", "not_found"},
 	"GET processes/{pid}/stream":     {"wrong_state", "not_found", "wrong_state", "not_found"},
-	"GET proxy/{port}/{path}":        {"wrong_state", "502", "wrong_state", "not_found"},
+	"GET proxy/{port}/{path}":        {"wrong_state", "unreachable", "wrong_state", "not_found"},
 	"GET repl/sessions":              {"wrong_state", "ok", "wrong_state", "not_found"},
 	"GET ssh":                        {"wrong_state", "ok", "wrong_state", "not_found"},
 	"GET util":                       {"ok", "ok", "ok", "not_found"},
 	"PATCH lifecycle":                {"ok", "ok", "ok", "not_found"},
-	"PATCH proxy/{port}/{path}":      {"wrong_state", "502", "wrong_state", "not_found"},
+	"PATCH proxy/{port}/{path}":      {"wrong_state", "unreachable", "wrong_state", "not_found"},
 	// A Platform has no build service.
 	"POST bake-image":                  {"unsupported", "unsupported", "unsupported", "not_found"},
 	"POST exec":                        {"wrong_state", "ok", "wrong_state", "not_found"},
@@ -58,7 +58,7 @@ var wantByState = map[string][4]string{
 	"POST preview-token":               {"ok", "ok", "ok", "not_found"},
 	"POST processes/{pid}/signal":      {"wrong_state", "not_found", "wrong_state", "not_found"},
 	"POST promote":                     {"invalid", "invalid", "invalid", "not_found"},
-	"POST proxy/{port}/{path}":         {"wrong_state", "502", "wrong_state", "not_found"},
+	"POST proxy/{port}/{path}":         {"wrong_state", "unreachable", "wrong_state", "not_found"},
 	"POST repl":                        {"wrong_state", "not_found", "wrong_state", "not_found"},
 	"POST repl/sessions":               {"wrong_state", "ok", "wrong_state", "not_found"},
 	"POST repl/sessions/{session}/run": {"wrong_state", "not_found", "wrong_state", "not_found"},
@@ -67,7 +67,7 @@ var wantByState = map[string][4]string{
 	"POST wake":                        {"wrong_state", "ok", "ok", "not_found"},
 	"PUT fs":                           {"wrong_state", "ok", "wrong_state", "not_found"},
 	"PUT network":                      {"ok", "ok", "ok", "not_found"},
-	"PUT proxy/{port}/{path}":          {"wrong_state", "502", "wrong_state", "not_found"},
+	"PUT proxy/{port}/{path}":          {"wrong_state", "unreachable", "wrong_state", "not_found"},
 }
 
 // bodies are the request bodies of the routes that need one.

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"net/http"
 	"net/url"
 	"os"
@@ -116,14 +117,10 @@ type services struct {
 
 // handler creates the handler of all requests: sandbox ports by host name, E2B's API, and /v1.
 func (n *node) handler(f services) (http.Handler, error) {
-	domain := "localhost"
-	if u, err := url.Parse(n.Config.PublicURL); err == nil && u.Host != "" {
-		domain = u.Host // with the port unless it is the default: clients prepend subdomains to it
-	}
 	runner := &repl.Runner{}
 	previewKey := derive(f.secret, "preview")
 	e2bAPI, err := e2b.New(
-		e2b.Config{Domain: domain, Builds: f.builds, Secret: derive(f.secret, "agent"), History: f.history},
+		e2b.Config{Domain: n.sandboxDomain(), Builds: f.builds, Secret: derive(f.secret, "agent"), History: f.history},
 		f.sandboxes, f.templates, f.keys, runner,
 	)
 	if err != nil {
@@ -133,11 +130,15 @@ func (n *node) handler(f services) (http.Handler, error) {
 	ports := proxy.New(proxy.Config{
 		Resolver:    proxy.NewSandboxResolver(f.sandboxes, e2bAPI.SandboxConfig(previewKey)),
 		HideHeaders: e2b.HiddenHeaders(),
+		IsKey:       e2b.IsKey,
 		Log:         n.Log,
 	})
 	n.undo.Push("close connections to sandboxes", func(context.Context) error { ports.Close(); return nil })
 	v1, err := httpapi.New(
-		httpapi.Config{Version: n.Version, PublicURL: n.Config.PublicURL, PreviewKey: previewKey},
+		httpapi.Config{
+			Version: n.Version, PublicURL: n.Config.PublicURL, PreviewKey: previewKey,
+			PreviewDomain: n.Config.Preview.Domain,
+		},
 		httpapi.Deps{
 			Sandboxes:    f.sandboxes,
 			Templates:    f.templates,
@@ -155,6 +156,25 @@ func (n *node) handler(f services) (http.Handler, error) {
 		return nil, err
 	}
 	return ports.Middleware(e2bAPI.Middleware(v1)), nil
+}
+
+// sandboxDomain returns the domain to which clients of E2B's protocol prepend the labels of ports. It has a port unless
+// that is the default.
+func (n *node) sandboxDomain() string {
+	domain, port := n.Config.Preview.Domain, ""
+	if u, err := url.Parse(n.Config.PublicURL); err == nil && u.Host != "" {
+		port = u.Port()
+		if domain == "" {
+			domain = u.Hostname()
+		}
+	}
+	if domain == "" {
+		domain = "localhost"
+	}
+	if _, _, err := net.SplitHostPort(domain); err != nil && port != "" {
+		return net.JoinHostPort(domain, port)
+	}
+	return domain
 }
 
 // secretBytes is the length of the secret of an installation.

@@ -158,6 +158,14 @@ func TestCertificateNames(t *testing.T) {
 	if name != "panda.example.com" || !slices.Contains(all, "*.panda.example.com") || !slices.IsSorted(all) {
 		t.Errorf("certificateNames() = %s, %v, want panda.example.com with its wildcard, sorted", name, all)
 	}
+	n := newNode(t,
+		"PANDASTACK_PUBLIC_URL=https://panda.example.com:8443", "PANDASTACK_PREVIEW_DOMAIN=guests.example.net")
+	if name, all = n.certificateNames(l); name != "panda.example.com" || !slices.Contains(all, "*.guests.example.net") {
+		t.Errorf("certificateNames() = %s, %v, want the wildcard of previews too", name, all)
+	}
+	if got := n.sandboxDomain(); got != "guests.example.net:8443" {
+		t.Errorf("sandboxDomain() = %s, want the domain of previews with the port of the public URL", got)
+	}
 }
 
 // TestComponentFails runs a component that returns before the node stops. The node must fail with the name and error

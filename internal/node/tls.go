@@ -55,7 +55,8 @@ func (n *node) serveTLS(ctx context.Context, l net.Listener, handler http.Handle
 }
 
 // certificateNames returns the host name of this node, which is that of the public URL or localhost, and all names of
-// a certificate that the node issues itself: the host name, a wildcard below it for sandbox ports, and local addresses.
+// a certificate that the node issues itself: the host name, wildcards below it and below the domain of previews, and
+// local addresses.
 func (n *node) certificateNames(l net.Listener) (name string, all []string) {
 	name = "localhost"
 	if u, err := url.Parse(n.Config.PublicURL); err == nil && u.Hostname() != "" {
@@ -65,6 +66,9 @@ func (n *node) certificateNames(l net.Listener) (name string, all []string) {
 	// Node.js rejects a wildcard below a single label, so its clients need a public URL with a domain.
 	if net.ParseIP(name) == nil && name != "localhost" {
 		all = append(all, "*."+name)
+	}
+	if d := n.Config.Preview.Domain; d != "" {
+		all = append(all, "*."+proxy.Hostname(d))
 	}
 	if host, _, err := net.SplitHostPort(l.Addr().String()); err == nil {
 		if ip := net.ParseIP(host); ip != nil && !ip.IsUnspecified() {

@@ -8,6 +8,7 @@ package e2b
 import (
 	"crypto/subtle"
 	"net/http"
+	"regexp"
 	"strings"
 
 	"github.com/pandastack/pandastack/api"
@@ -106,6 +107,17 @@ func isSharedHost(host string) bool {
 func (p *Protocol) TrafficToken(id api.SandboxID) (header, token string) {
 	return TrafficHeader, p.control.TrafficToken(id)
 }
+
+// Secrets implements proxy.Policy.
+func (p *Protocol) Secrets(id api.SandboxID) []string {
+	return []string{p.control.AccessToken(id), p.control.TrafficToken(id)}
+}
+
+// keyForm is the form of a key, in which clients of this protocol may write it with another prefix.
+var keyForm = regexp.MustCompile(`^(pds|e2b)_[0-9a-f]{32}$`)
+
+// IsKey reports whether a text has the form of a key of the API.
+func IsKey(text string) bool { return keyForm.MatchString(text) }
 
 // WakesOnRequest implements proxy.Policy. Clients of this protocol connect to a sandbox that sleeps, unless they made
 // it to resume by itself.

@@ -544,45 +544,12 @@ func TestProxy(t *testing.T) {
 	if got := w.readMessage(c); got != "echo x" {
 		t.Errorf("WebSocket through the proxy: got %q, want echo x", got)
 	}
-	if a := w.do("GET", path+"/proxy/4000/", ""); a.status != http.StatusBadGateway ||
-		!strings.Contains(a.body, string(id)) {
-		t.Errorf("closed port: got %d %s, want 502", a.status, a.body)
+	if e := w.do("GET", path+"/proxy/4000/", "").failed(t); e.Code != api.Unreachable || !e.Retryable ||
+		e.RequestID == "" || e.Details["sandbox_id"] != string(id) || e.Details["port"] != 4000.0 {
+		t.Errorf("closed port: got %+v, want unreachable", e)
 	}
 	if e := w.do("GET", path+"/proxy/99999/", "").failed(t); e.Code != api.Invalid {
 		t.Errorf("malformed port: got %s, want invalid", e.Code)
-	}
-}
-
-func TestPreview(t *testing.T) {
-	w := newFixture(t)
-	w.program(func(rw http.ResponseWriter, r *http.Request) { fmt.Fprint(rw, "seen "+r.RequestURI) })
-	_, path := w.create()
-	var p api.Preview
-	w.do("POST", path+"/preview-token", `{"port":3000,"ttl_seconds":60,"paths":["/app"]}`).json(t, &p)
-	if p.URL != w.url+"/v1/p/"+p.Token+"/" || p.Port != 3000 || time.Until(p.ExpiresAt) > time.Minute {
-		t.Fatalf("got preview %+v", p)
-	}
-	at := "/v1/p/" + p.Token
-	if a := w.do("GET", at+"/app/x?q=1", "", as("")); a.body != "seen /app/x?q=1" {
-		t.Errorf("request to the preview address: got %d %s", a.status, a.body)
-	}
-	for _, tt := range []struct {
-		path string
-		code api.Code
-	}{
-		{at + "/", api.Forbidden},
-		{at + "/application", api.Forbidden},
-		{at + "/app/%2e%2e/secret", api.Forbidden},
-		{at[:len(at)-3] + "xxx/app", api.Unauthenticated},
-		{"/v1/p/x/app", api.Unauthenticated},
-	} {
-		if e := w.do("GET", tt.path, "", as("")).failed(t); e.Code != tt.code {
-			t.Errorf("%s: got %s, want %s", tt.path, e.Code, tt.code)
-		}
-	}
-	w.do("DELETE", path, "")
-	if e := w.do("GET", at+"/app", "", as("")).failed(t); e.Code != api.NotFound {
-		t.Errorf("preview after its end: got %s, want gone", e.Code)
 	}
 }
 

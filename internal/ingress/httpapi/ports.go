@@ -1,21 +1,19 @@
 package httpapi
 
 import (
-	"errors"
 	"net/http"
 	"net/url"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/pandastack/pandastack/api"
-	"github.com/pandastack/pandastack/internal/control/auth"
 	"github.com/pandastack/pandastack/internal/ingress/proxy"
 )
 
 const (
 	proxyPattern   = sandboxPath + "/proxy/{port}/{path...}"
 	previewPattern = "/v1/p/{token}/{path...}"
+	previewPrefix  = "/v1/p/"
 )
 
 func listPorts(rq *request) ([]api.Port, error) {
@@ -72,7 +70,7 @@ func removePort(rq *request) error {
 //
 // These routes are found before the multiplexer, which would redirect paths such as //x that a program may mean.
 func splitForwardPath(escaped string) (pattern string, values map[string]string, rest string) {
-	if after, ok := strings.CutPrefix(escaped, "/v1/p/"); ok {
+	if after, ok := strings.CutPrefix(escaped, previewPrefix); ok {
 		token, rest, _ := strings.Cut(after, "/")
 		return previewPattern, map[string]string{"token": token}, "/" + rest
 	}
@@ -102,6 +100,8 @@ func (s *Server) serveForwarded(w http.ResponseWriter, r *http.Request) bool {
 	return true
 }
 
+// proxyPort forwards a request to a port of a sandbox, and wakes the sandbox if needed. The program gets the path below
+// the route's own, without the caller's key.
 func proxyPort(rq *request) error {
 	port, err := rq.port()
 	if err != nil {
@@ -111,16 +111,10 @@ func proxyPort(rq *request) error {
 	if err != nil {
 		return err
 	}
-	return forward(rq, rq.p, id, port)
-}
-
-// forward forwards a request to a port of a sandbox, and wakes the sandbox if needed. The program gets the path below
-// the route's own, without the caller's key.
-func forward(rq *request, p auth.Principal, id api.SandboxID, port uint16) error {
 	if rq.s.deps.Proxy == nil {
 		return api.Errorf(api.Unsupported, "this server forwards to no ports")
 	}
-	g, box, err := rq.s.deps.Sandboxes.GuestAndSandbox(rq.r.Context(), p, id)
+	g, box, err := rq.s.deps.Sandboxes.GuestAndSandbox(rq.r.Context(), rq.p, id)
 	if err != nil {
 		return err
 	}
@@ -131,9 +125,8 @@ func forward(rq *request, p auth.Principal, id api.SandboxID, port uint16) error
 		return api.Errorf(api.Invalid, "the path behind the port is no path: %w", err)
 	}
 	r.URL.Path, r.URL.RawPath = inner.Path, inner.RawPath
-	r.URL.RawQuery = withoutKey(rq.r.URL.RawQuery)
+	r.URL.RawQuery = proxy.RemoveParam(rq.r.URL.RawQuery, "access_token")
 	r.Header.Del("Authorization")
-	r.Header.Set("X-Forwarded-Prefix", strings.TrimSuffix(rq.r.URL.EscapedPath(), rest))
 	if list := r.Header.Values("Sec-Websocket-Protocol"); len(list) > 0 {
 		r.Header["Sec-Websocket-Protocol"] = withoutBearer(list)
 	}
@@ -141,22 +134,11 @@ func forward(rq *request, p auth.Principal, id api.SandboxID, port uint16) error
 		Address: proxy.Address{Sandbox: string(id), Port: port},
 		Sandbox: box,
 		Guest:   g,
+		Shared:  true,
+		Prefix:  strings.TrimSuffix(rq.r.URL.EscapedPath(), rest),
+		Fail:    func(w http.ResponseWriter, r *http.Request, err *api.Error) { rq.s.writeError(w, r, err) },
 	})
 	return nil
-}
-
-// withoutKey removes the key from a query and keeps the rest, order included.
-func withoutKey(query string) string {
-	if !strings.Contains(query, "access_token=") {
-		return query
-	}
-	var kept []string
-	for part := range strings.SplitSeq(query, "&") {
-		if !strings.HasPrefix(part, "access_token=") {
-			kept = append(kept, part)
-		}
-	}
-	return strings.Join(kept, "&")
 }
 
 func withoutBearer(list []string) []string {
@@ -167,49 +149,4 @@ func withoutBearer(list []string) []string {
 		}
 	}
 	return kept
-}
-
-func makePreview(rq *request, req api.PreviewRequest) (api.Preview, error) {
-	if len(rq.s.cfg.PreviewKey) == 0 {
-		return api.Preview{}, api.Errorf(api.Unsupported, "this server signs no preview addresses")
-	}
-	box, err := onSandbox(rq, rq.s.deps.Sandboxes.Get)
-	if err != nil {
-		return api.Preview{}, err
-	}
-	expires := time.Now().Add(time.Duration(req.TTLSeconds) * time.Second).UTC().Truncate(time.Second)
-	token := proxy.SignPreview(rq.s.cfg.PreviewKey, proxy.Preview{
-		Sandbox: string(box.ID), Port: req.Port, Expires: expires, Workspace: string(rq.p.Workspace), Paths: req.Paths})
-	return api.Preview{
-		URL: rq.baseURL() + "/v1/p/" + token + "/", Token: token, SandboxID: box.ID,
-		Port: req.Port, Paths: req.Paths, ExpiresAt: expires,
-	}, nil
-}
-
-func previewPort(rq *request) error {
-	v, err := openPreview(rq.s.cfg.PreviewKey, rq.r.PathValue("token"))
-	if err != nil {
-		return err
-	}
-	_, _, rest := splitForwardPath(rq.r.URL.EscapedPath())
-	inner, err := url.ParseRequestURI(rest)
-	if err != nil {
-		return api.Errorf(api.Invalid, "the path behind the token is no path: %w", err)
-	}
-	if !v.Allows(inner.Path) {
-		return api.Errorf(api.Forbidden, "this preview address does not cover %s", truncate(inner.Path))
-	}
-	p := auth.Principal{Workspace: api.Workspace(v.Workspace)}
-	return forward(rq, p, api.SandboxID(v.Sandbox), uint16(v.Port))
-}
-
-func openPreview(key []byte, token string) (proxy.Preview, error) {
-	v, err := proxy.OpenPreview(key, token, time.Now())
-	switch {
-	case errors.Is(err, proxy.ErrExpired):
-		return v, api.Errorf(api.Gone, "this preview address has expired: make a new one")
-	case err != nil:
-		return v, api.Errorf(api.Unauthenticated, "this preview address does not hold: make a new one")
-	}
-	return v, nil
 }

@@ -29,6 +29,8 @@ type Config struct {
 	PublicURL string // "https://api.example.com"; "": derived from each request
 	// PreviewKey signs preview addresses. It has at least 32 bytes and survives restarts. Empty: there are no previews.
 	PreviewKey []byte
+	// PreviewDomain is the domain of host names of previews, and may have a port; "": the host of each request.
+	PreviewDomain string
 }
 
 // Deps are the components that a Server calls. Sandboxes, Templates, Keys and Log are required.
@@ -200,6 +202,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	id := requestID(r)
 	h := w.Header()
 	h.Set("X-Request-Id", string(id))
+	h.Set("X-Content-Type-Options", "nosniff")
 	h.Set("Access-Control-Allow-Origin", "*")
 	h.Set("Access-Control-Expose-Headers", "X-Request-Id, X-Next-Cursor, Retry-After, Content-Range")
 	if r.Method == http.MethodOptions && r.Header.Get("Access-Control-Request-Method") != "" {

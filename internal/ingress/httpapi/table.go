@@ -1,6 +1,7 @@
 package httpapi
 
 import (
+	"net/http"
 	"reflect"
 
 	"github.com/pandastack/pandastack/api"
@@ -195,7 +196,8 @@ func portRoutes() []route {
 		alias(post(sandboxPath+"/preview", "Make a signed address of a port that needs no key",
 			jsonInOut(201, makePreview))),
 		anyMethod(proxyPattern, "Forward to a port of the sandbox, WebSockets included", raw("*/*", proxyPort)),
-		withAccess(public, anyMethod(previewPattern, "Forward to a port by a signed address", raw("*/*", previewPort))),
+		withAccess(public, anyMethod(previewPattern, "Redirect a signed address to the host name of the sandbox's port",
+			endpoint{status: http.StatusTemporaryRedirect, handle: redirectPreview})),
 	)
 }
 

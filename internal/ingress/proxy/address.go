@@ -46,6 +46,11 @@ func AddressOfHost(r *http.Request) (Address, bool, error) {
 	return a, true, err
 }
 
+// HostIn returns the host name of the address below a domain, which may have a port of its own.
+func (a Address) HostIn(domain string) string {
+	return strconv.Itoa(int(a.Port)) + "-" + a.Sandbox + "." + domain
+}
+
 // Hostname returns the lower-case host of hostport without port, brackets and trailing dot.
 func Hostname(hostport string) string {
 	host := hostport

@@ -6,44 +6,65 @@ import (
 	"html"
 	"net/http"
 	"strings"
+
+	"github.com/pandastack/pandastack/api"
 )
 
 // errorBody is the body of a response to a request that did not reach a program.
+//
+// It has the fields of E2B's proxy, in which code is the HTTP status, and those of every error of the API, whose code
+// is ErrorCode here.
 type errorBody struct {
-	Sandbox string `json:"sandboxId,omitempty"`
-	Port    int    `json:"port,omitempty"`
-	Message string `json:"message"`
-	Code    int    `json:"code"`
+	Sandbox   string        `json:"sandboxId,omitempty"`
+	Port      int           `json:"port,omitempty"`
+	Message   string        `json:"message"`
+	Code      int           `json:"code"`
+	Error     string        `json:"error"`
+	ErrorCode api.Code      `json:"error_code"`
+	RequestID api.RequestID `json:"request_id"`
+	Retryable bool          `json:"retryable"`
 }
 
-// writeError sends b as JSON, or as an HTML page to a client that accepts one.
+// writeError sends b as JSON, or as an HTML page to a client that accepts one. The caller sets ErrorCode unless it is
+// the code of the status.
 func writeError(w http.ResponseWriter, r *http.Request, status int, b errorBody) {
-	b.Code = status
-	w.Header().Set("Cache-Control", "no-store")
-	if !strings.Contains(r.Header.Get("Accept"), "text/html") {
-		w.Header().Set("Content-Type", "application/json")
-		w.WriteHeader(status)
-		_ = json.NewEncoder(w).Encode(b) // the client may have closed the connection
+	if b.ErrorCode == "" {
+		b.ErrorCode = api.CodeOfStatus(status)
+	}
+	b.Code, b.Error, b.Retryable, b.RequestID = status, b.Message, b.ErrorCode.Info().Retryable, api.NewRequestID()
+	w.Header().Set("X-Request-Id", string(b.RequestID))
+	if WantsPage(r) {
+		detail := b.Sandbox
+		if b.Port != 0 {
+			detail += fmt.Sprintf(" port %d", b.Port)
+		}
+		WritePage(w, status, b.Message, detail)
 		return
 	}
-	w.Header().Set("Content-Type", "text/html; charset=utf-8")
+	w.Header().Set("Cache-Control", "no-store")
+	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
-	// The client may have closed the connection.
-	_, _ = fmt.Fprintf(
-		w, errorPage, status, html.EscapeString(b.Message), html.EscapeString(b.Sandbox), portText(b.Port),
-	)
+	_ = json.NewEncoder(w).Encode(b) // the client may have closed the connection
 }
 
-func portText(port int) string {
-	if port == 0 {
-		return ""
-	}
-	return fmt.Sprintf("port %d", port)
+// WantsPage reports whether a client asks for HTML, as browsers do when they show a page.
+func WantsPage(r *http.Request) bool { return strings.Contains(r.Header.Get("Accept"), "text/html") }
+
+// WritePage sends an error as an HTML page.
+func WritePage(w http.ResponseWriter, status int, message, detail string) {
+	h := w.Header()
+	h.Set("Cache-Control", "no-store")
+	h.Set("Content-Type", "text/html; charset=utf-8")
+	h.Set("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'")
+	h.Set("X-Content-Type-Options", "nosniff")
+	w.WriteHeader(status)
+	// The client may have closed the connection.
+	_, _ = fmt.Fprintf(w, errorPage, status, html.EscapeString(message), html.EscapeString(detail))
 }
 
 const errorPage = `<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>Sandbox</title>
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <style>body{font:16px/1.5 system-ui,sans-serif;margin:15vh auto;max-width:34rem;padding:0 1rem}code{color:#555}</style>
-</head><body><p><code>%d</code></p><h1>%s</h1><p><code>%s %s</code></p></body></html>
+</head><body><p><code>%d</code></p><h1>%s</h1><p><code>%s</code></p></body></html>
 `

@@ -37,7 +37,10 @@ import (
 type Config struct {
 	Resolver    Resolver // nil: Middleware passes everything on
 	HideHeaders []string // that programs never see: addresses and credentials of other protocols
-	Log         *slog.Logger
+	// IsKey reports whether a text has the form of a key of the API. Programs never see one in a header or a query.
+	// nil: no text has.
+	IsKey func(text string) bool
+	Log   *slog.Logger
 }
 
 // Proxy forwards requests to ports of sandboxes. Make one with New.
@@ -60,17 +63,21 @@ func New(cfg Config) *Proxy {
 	// The connection to a guest crosses no network, and no authority vouches for the names that guests use.
 	p.tls.TLSClientConfig = &tls.Config{InsecureSkipVerify: true}
 	p.proxy = &httputil.ReverseProxy{
-		Rewrite:       p.rewrite,
-		Transport:     p,
-		FlushInterval: -1, // flush every write: the response may be a stream of events
-		ErrorHandler:  p.handleError,
-		ErrorLog:      slog.NewLogLogger(cfg.Log.Handler(), slog.LevelDebug),
+		Rewrite:        p.rewrite,
+		ModifyResponse: isolate,
+		Transport:      p,
+		FlushInterval:  -1, // flush every write: the response may be a stream of events
+		ErrorHandler:   p.handleError,
+		ErrorLog:       slog.NewLogLogger(cfg.Log.Handler(), slog.LevelDebug),
 	}
 	return p
 }
 
-// Limits of idle connections: to one port of one sandbox, to all, and how long they are kept.
+// Limits of idle connections: to one port of one sandbox, to all, and how long they are kept. maxResponseHeader bounds
+// the headers of a program's response, in bytes.
 const (
+	maxResponseHeader = 256 << 10
+
 	maxIdlePerPort = 8
 	maxIdle        = 1024
 	idleTimeout    = 60 * time.Second
@@ -78,12 +85,13 @@ const (
 
 func newTransport() *http.Transport {
 	return &http.Transport{
-		DialContext:         dial,
-		MaxIdleConns:        maxIdle,
-		MaxIdleConnsPerHost: maxIdlePerPort,
-		IdleConnTimeout:     idleTimeout,
-		DisableCompression:  true, // bodies pass as they are
-		Protocols:           new(http.Protocols),
+		DialContext:            dial,
+		MaxIdleConns:           maxIdle,
+		MaxIdleConnsPerHost:    maxIdlePerPort,
+		IdleConnTimeout:        idleTimeout,
+		DisableCompression:     true, // bodies pass as they are
+		MaxResponseHeaderBytes: maxResponseHeader,
+		Protocols:              new(http.Protocols),
 	}
 }
 
@@ -112,7 +120,12 @@ func (p *Proxy) Middleware(next http.Handler) http.Handler {
 			if !errors.Is(err, ErrNotFound) {
 				p.cfg.Log.Error("sandbox could not be opened for a request", "sandbox", rt.Address.Sandbox, "err", err)
 			}
-			b := errorBody{Sandbox: rt.Address.Sandbox, Message: "The sandbox was not found"}
+			b := errorBody{
+				Sandbox: rt.Address.Sandbox, Message: "The sandbox was not found", ErrorCode: api.NotFound,
+			}
+			if !errors.Is(err, ErrNotFound) {
+				b.ErrorCode = api.Unavailable
+			}
 			writeError(w, r, http.StatusBadGateway, b)
 		}
 	})
@@ -132,6 +145,10 @@ func (p *Proxy) serve(w http.ResponseWriter, r *http.Request, rt Route) {
 //
 // r.URL has the path that the program inside shall see.
 func (p *Proxy) Forward(w http.ResponseWriter, r *http.Request, rt Route) {
+	if status, why := isForbidden(r, rt); why != "" {
+		p.fail(w, r, rt, status, api.Errorf(api.CodeOfStatus(status), "%s", why))
+		return
+	}
 	p.proxy.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), routeKey{}, rt)))
 }
 
@@ -159,13 +176,25 @@ func (p *Proxy) rewrite(pr *httputil.ProxyRequest) {
 		strings.EqualFold(o.Host, pr.In.Host) {
 		pr.Out.Header.Set("Origin", pr.Out.URL.Scheme+"://"+pr.Out.Host)
 	}
-	for _, name := range p.cfg.HideHeaders {
-		pr.Out.Header.Del(name)
+	pr.Out.Header.Del("X-Forwarded-Prefix")
+	if rt.Prefix != "" {
+		pr.Out.Header.Set("X-Forwarded-Prefix", rt.Prefix)
 	}
+	// Other protocols than WebSocket would carry requests past the rules for paths and headers.
+	if up := pr.Out.Header.Get("Upgrade"); up != "" && !strings.EqualFold(up, "websocket") {
+		pr.Out.Header.Del("Upgrade")
+		pr.Out.Header.Del("Connection")
+	}
+	pr.Out.Header.Del("Http2-Settings")
+	if rt.Shared && rt.Prefix == "" {
+		pr.Out.Header.Del("Cookie")
+	}
+	p.dropCredentials(pr.Out, rt)
 }
 
 // RoundTrip implements http.RoundTripper for requests that were rewritten. gRPC needs HTTP/2 up to the program inside.
 func (p *Proxy) RoundTrip(r *http.Request) (*http.Response, error) {
+	r = r.WithContext(routeOnly{r.Context()})
 	if r.URL.Scheme == "https" {
 		return p.tls.RoundTrip(r)
 	}
@@ -193,15 +222,26 @@ func dial(ctx context.Context, _, addr string) (net.Conn, error) {
 
 func (p *Proxy) handleError(w http.ResponseWriter, r *http.Request, err error) {
 	rt, _ := routeOf(r.Context()) // only Forward makes requests that can fail here
-	b := errorBody{Sandbox: rt.Address.Sandbox, Port: int(rt.Address.Port)}
 	switch {
 	case errors.Is(err, guestapi.ErrRefused), errors.Is(err, guestapi.ErrNotFound):
-		b.Message = "The sandbox is running but port is not open"
-	case errors.Is(r.Context().Err(), context.Canceled):
+		p.fail(w, r, rt, http.StatusBadGateway,
+			api.Wrap(api.Unreachable, err, "The sandbox is running but port is not open"))
+	case errors.Is(context.Cause(r.Context()), context.Canceled):
 		return // the client has closed the connection
 	default:
 		p.cfg.Log.Debug("request was not forwarded", "sandbox", rt.Address.Sandbox, "err", err)
-		b.Message = "The sandbox did not answer on this port"
+		p.fail(w, r, rt, http.StatusBadGateway,
+			api.Wrap(api.Unreachable, err, "The sandbox did not answer on this port"))
 	}
-	writeError(w, r, http.StatusBadGateway, b)
+}
+
+// fail sends an error of a request to a port, in the form of the API that forwards the request.
+func (p *Proxy) fail(w http.ResponseWriter, r *http.Request, rt Route, status int, err *api.Error) {
+	if rt.Fail != nil {
+		rt.Fail(w, r, err.With("sandbox_id", rt.Address.Sandbox).With("port", int(rt.Address.Port)))
+		return
+	}
+	writeError(w, r, status, errorBody{
+		Sandbox: rt.Address.Sandbox, Port: int(rt.Address.Port), Message: err.Message, ErrorCode: err.Code,
+	})
 }

@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"regexp"
 	"strings"
 	"sync"
 	"testing"
@@ -128,6 +129,8 @@ type testPolicy struct{}
 
 func (testPolicy) TrafficToken(api.SandboxID) (header, token string) { return trafficHeader, "secret" }
 
+func (testPolicy) Secrets(api.SandboxID) []string { return []string{"secret", "agent-secret"} }
+
 func (testPolicy) WakesOnRequest(b api.Sandbox) bool {
 	_, asleep := b.Metadata["asleep"]
 	return !asleep
@@ -149,13 +152,46 @@ type fixture struct {
 	url   string
 	boxes *sandboxes
 	dials *counter
+
+	opened   *counter
+	previews *previews
+}
+
+// addressOfHeader is the address of requests with the header Test-Sandbox: port 3000 of that sandbox.
+func addressOfHeader(r *http.Request) (proxy.Address, bool, error) {
+	id := r.Header.Get("Test-Sandbox")
+	return proxy.Address{Sandbox: id, Port: 3000}, id != "", nil
+}
+
+// previews implements proxy.Previews over a set of ids.
+type previews struct {
+	mu      sync.Mutex
+	revoked map[string]bool
+	uses    map[string]context.CancelFunc
+}
+
+func (p *previews) IsRevoked(_ context.Context, id string) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.revoked[id]
+}
+
+func (p *previews) Use(ctx context.Context, id string, expires time.Time) (context.Context, bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	ctx, cancel := context.WithDeadlineCause(ctx, expires, proxy.ErrExpired)
+	p.uses[id] = cancel
+	return ctx, !p.revoked[id]
 }
 
 func newFixture(t *testing.T, inside http.Handler) *fixture {
 	t.Helper()
 	program := httptest.NewServer(inside)
 	t.Cleanup(program.Close)
-	w := &fixture{boxes: &sandboxes{set: map[string]running{}}, dials: &counter{}}
+	w := &fixture{
+		boxes: &sandboxes{set: map[string]running{}}, dials: &counter{}, opened: &counter{},
+		previews: &previews{revoked: map[string]bool{}, uses: map[string]context.CancelFunc{}},
+	}
 	g := &guest{ports: map[uint16]string{3000: program.Listener.Addr().String()}, dials: w.dials}
 	w.boxes.set["sbxa"] = running{api.Sandbox{ID: "sbxa", Status: api.Running, Generation: 1}, g}
 	p := proxy.New(proxy.Config{
@@ -163,8 +199,12 @@ func newFixture(t *testing.T, inside http.Handler) *fixture {
 			Services:   map[uint16]proxy.Service{49983: testService{}},
 			Policy:     testPolicy{},
 			PreviewKey: previewKey,
+			Addressers: []proxy.Addresser{addressOfHeader, proxy.AddressOfHost},
+			Previews:   w.previews,
+			Opened:     func(*http.Request, proxy.Preview) { w.opened.add() },
 		}),
 		HideHeaders: []string{trafficHeader},
+		IsKey:       func(text string) bool { return strings.HasPrefix(text, "key_") },
 		Log:         slog.New(slog.DiscardHandler),
 	})
 	t.Cleanup(p.Close)
@@ -264,7 +304,9 @@ func TestResponses(t *testing.T) {
 	w := newFixture(t, http.HandlerFunc(echoRequest))
 	private := w.boxes.set["sbxa"]
 	const private403 = `{"sandboxId":"sbxp","message":"this sandbox is private: ` +
-		`send its traffic access token in the header Test-Traffic-Token","code":403}`
+		`send its traffic access token in the header Test-Traffic-Token, or open it by a preview URL","code":403,` +
+		`"error":"this sandbox is private: send its traffic access token in the header Test-Traffic-Token, ` +
+		`or open it by a preview URL","error_code":"forbidden","request_id":"ID","retryable":false}`
 	private.ID, private.Network = "sbxp", &api.Network{PrivatePorts: true, PortHost: "app.test:${PORT}"}
 	w.boxes.set["sbxp"] = private
 	for _, c := range []struct {
@@ -284,10 +326,13 @@ func TestResponses(t *testing.T) {
 			want: `host=localhost:3000 origin=https://evil.test forwarded=3000-sbxa.test token="" uri=/`},
 		{name: "service", host: "49983-sbxa.test", path: "/", status: 200, want: "agent of sbxa"},
 		{name: "unknown", host: "3000-sbxz.test", path: "/", status: 502,
-			want: `{"sandboxId":"sbxz","message":"The sandbox was not found","code":502}`},
+			want: `{"sandboxId":"sbxz","message":"The sandbox was not found","code":502,` +
+				`"error":"The sandbox was not found","error_code":"not_found","request_id":"ID","retryable":false}`},
 		{name: "closed-port", host: "4000-sbxa.test", path: "/", status: 502,
 			want: `{"sandboxId":"sbxa","port":4000,` +
-				`"message":"The sandbox is running but port is not open","code":502}`},
+				`"message":"The sandbox is running but port is not open","code":502,` +
+				`"error":"The sandbox is running but port is not open","error_code":"unreachable",` +
+				`"request_id":"ID","retryable":true}`},
 		{name: "private-without", host: "3000-sbxp.test", path: "/", status: 403,
 			want: private403},
 		{name: "private-wrong", host: "3000-sbxp.test", path: "/",
@@ -299,6 +344,7 @@ func TestResponses(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			status, text := w.get(t, c.host, c.path, c.header...)
+			text = regexp.MustCompile(`"req[a-z0-9]{20}"`).ReplaceAllString(text, `"ID"`)
 			if status != c.status || text != c.want {
 				t.Errorf("got %d %s; want %d %s", status, text, c.status, c.want)
 			}

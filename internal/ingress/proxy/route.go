@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"time"
 
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
@@ -36,6 +37,14 @@ type Route struct {
 	Guest   guestapi.Guest // connections to ports are dialled through it
 	Service Service        // serves the port on this host; nil: a program in the guest does
 
+	// Shared says that the origin of the URL also serves the API or other sandboxes. Responses then set no state of a
+	// browser that another response of the origin could meet.
+	Shared bool
+	// Prefix is what precedes the program's own path in the path of a shared URL; "": nothing.
+	Prefix string
+	// Fail sends an error in the form of the API that forwards the request; nil: in the form of ports.
+	Fail func(w http.ResponseWriter, r *http.Request, err *api.Error)
+
 	access access
 }
 
@@ -54,6 +63,8 @@ type Policy interface {
 	TrafficToken(id api.SandboxID) (header, token string)
 	// WakesOnRequest reports whether a request to a port wakes the sandbox.
 	WakesOnRequest(b api.Sandbox) bool
+	// Secrets returns the sandbox's tokens, which programs in it must not see in headers.
+	Secrets(id api.SandboxID) []string
 	// ResumeTimeout returns for how many seconds a sandbox without an end runs once a request has woken it; 0: no end.
 	ResumeTimeout(b api.Sandbox) int64
 }
@@ -64,11 +75,22 @@ type noPolicy struct{}
 // TrafficToken implements Policy.
 func (noPolicy) TrafficToken(api.SandboxID) (header, token string) { return "", "" }
 
+// Secrets implements Policy.
+func (noPolicy) Secrets(api.SandboxID) []string { return nil }
+
 // WakesOnRequest implements Policy.
 func (noPolicy) WakesOnRequest(api.Sandbox) bool { return true }
 
 // ResumeTimeout implements Policy.
 func (noPolicy) ResumeTimeout(api.Sandbox) int64 { return 0 }
+
+// Previews knows which signed previews were revoked.
+type Previews interface {
+	// IsRevoked reports whether a preview was revoked, or that cannot be known.
+	IsRevoked(ctx context.Context, id string) bool
+	// Use returns a context that ends when the preview expires or is revoked, or false if it was revoked before.
+	Use(ctx context.Context, id string, expires time.Time) (context.Context, bool)
+}
 
 // isPrivate reports whether the ports of a sandbox need a credential.
 func isPrivate(b api.Sandbox) bool { return b.Network != nil && b.Network.PrivatePorts }

@@ -32,6 +32,10 @@ type SandboxConfig struct {
 	Services   map[uint16]Service // by port
 	Policy     Policy             // nil: no rules but our own
 	PreviewKey []byte             // signs previews, which open private ports; empty: no preview does
+	Previews   Previews           // nil: no preview was revoked
+	// Opened is called for each request that opens a private port by a preview in its URL, not for requests with the
+	// cookie that a browser got for it; may be nil.
+	Opened func(r *http.Request, v Preview)
 }
 
 // SandboxResolver resolves requests for ports of sandboxes.
@@ -64,7 +68,12 @@ func (s *SandboxResolver) Resolve(r *http.Request) (Route, error) {
 	rt := Route{
 		Address: a,
 		Service: s.cfg.Services[a.Port],
-		access:  access{policy: s.cfg.Policy, previewKey: s.cfg.PreviewKey},
+		access: access{
+			policy: s.cfg.Policy, previewKey: s.cfg.PreviewKey, previews: s.cfg.Previews, opened: s.cfg.Opened,
+		},
+	}
+	if host, ok, err := AddressOfHost(r); !ok || err != nil || host != a {
+		rt.Shared = true
 	}
 	var owner auth.Principal
 	wakes := false

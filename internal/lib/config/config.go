@@ -25,6 +25,7 @@ type Node struct {
 	GuestAgent string `yaml:"guest_agent" path:"file" default:""`
 
 	TLS         TLS         `yaml:"tls"`
+	Preview     Preview     `yaml:"preview"`
 	Log         Log         `yaml:"log"`
 	VMM         VMM         `yaml:"vmm"`
 	Capacity    Capacity    `yaml:"capacity"`
@@ -42,6 +43,11 @@ type TLS struct {
 	Listen string `yaml:"listen" default:""`
 	Cert   string `yaml:"cert" path:"file" default:""`
 	Key    string `yaml:"key" path:"file" default:""`
+}
+
+// Preview configures the host names of sandboxes' ports.
+type Preview struct {
+	Domain string `yaml:"domain" default:""`
 }
 
 // Log configures what the node writes to standard error.

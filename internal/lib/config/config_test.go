@@ -279,3 +279,17 @@ func TestGenerated(t *testing.T) {
 		t.Errorf("the example file does not give the defaults (%v)", err)
 	}
 }
+
+func TestPreviewDomain(t *testing.T) {
+	for domain, ok := range map[string]bool{
+		"": true, "localhost": true, "guests.example.net": true, "guests.example.net:8443": true,
+		"127.0.0.1.nip.io": true,
+		"192.0.2.1":        false, "[2001:db8::1]:80": false, "*.example.net": false, "https://example.net": false,
+		"example.net.": false, "Example.net": false, "example.net:x": false, "-a.example": false, "a..b": false,
+	} {
+		_, err := config.Load(config.Sources{Env: []string{"PANDASTACK_PREVIEW_DOMAIN=" + domain}})
+		if (err == nil) != ok || !ok && !strings.Contains(err.Error(), "preview.domain: ") {
+			t.Errorf("%q: got %v, want ok %v", domain, err, ok)
+		}
+	}
+}

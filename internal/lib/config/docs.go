@@ -9,7 +9,11 @@ var settingDocs = map[string]string{
 	"guest_agent": "Path of the guest agent; empty is pandastack-guest in the directory of this program.",
 
 	"tls.listen": "Address and port of the API over TLS, such as :443; empty disables TLS.",
-	"tls.cert": "File with the certificate and its chain (PEM), for the host name of public_url and its subdomains; " +
+	"preview.domain": "Domain of the host names of sandboxes' ports, <port>-<id>.<domain>, with a port if clients " +
+		"need another than the API's; every name below it must lead to this node. Use a registrable domain that " +
+		"serves nothing else. Empty is the host of public_url, or localhost.",
+	"tls.cert": "File with the certificate and its chain (PEM), for the host name of public_url and all names " +
+		"below it and below preview.domain; " +
 		"empty creates one, signed by this node's own authority.",
 	"tls.key": "File with the private key of the certificate (PEM).",
 

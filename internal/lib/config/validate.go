@@ -50,6 +50,10 @@ func (n *Node) Validate() error {
 		(err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https") {
 		bad("public_url", "%q is not an http or https address", n.PublicURL)
 	}
+	if !isPreviewDomain(n.Preview.Domain) {
+		bad("preview.domain", "%q is not a domain, with or without a port, such as sandboxes.example.net",
+			n.Preview.Domain)
+	}
 	oneOf("log.level", n.Log.Level, "debug", "info", "warn", "error")
 	oneOf("log.format", n.Log.Format, "text", "json")
 	oneOf("vmm.driver", n.VMM.Driver, "auto", "firecracker", "qemu")
@@ -251,4 +255,18 @@ func list(text string) []string {
 func isPort(text string) bool {
 	p, err := strconv.Atoi(text)
 	return err == nil && p >= 0 && p <= 65535
+}
+
+// previewDomain is a host name in lower case, without a dot at its end.
+var previewDomain = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*$`)
+
+// isPreviewDomain reports whether text is a host name to which the label of a port can be prepended, with or without a
+// port. An address is none.
+func isPreviewDomain(text string) bool {
+	name, port, err := net.SplitHostPort(text)
+	if err != nil {
+		name, port = text, "1"
+	}
+	_, err = netip.ParseAddr(name)
+	return text == "" || err != nil && isPort(port) && len(name) <= 180 && previewDomain.MatchString(name)
 }

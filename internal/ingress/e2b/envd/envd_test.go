@@ -492,7 +492,7 @@ func TestSignedURLs(t *testing.T) {
 		text != "x" {
 		t.Fatalf("signed download = %d %s, want 200", status, text)
 	}
-	// The signature is for the default user, whoever the header names.
+	// The signature is for the default user, not for the user in the header.
 	somebody := http.Header{"Authorization": {"Basic " + base64.StdEncoding.EncodeToString([]byte("nobody-here:"))}}
 	if status, text := w.http(t, "GET", "/files", query("read", file, "", nil), somebody, nil); status != 200 {
 		t.Errorf("download signed for the default user, by another one = %d %s, want 200", status, text)

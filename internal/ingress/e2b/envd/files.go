@@ -213,7 +213,8 @@ func partName(p *multipart.Part) string {
 	return params["filename"]
 }
 
-// writeFile writes one file, with the metadata in the request's headers. If that fails, it responds to the request and returns false.
+// writeFile writes one file, with the metadata in the request's headers. If that fails, it responds to the request and
+// returns false.
 func (s *Server) writeFile(
 	w http.ResponseWriter,
 	r *http.Request,

@@ -1,0 +1,148 @@
+package httpapi
+
+import (
+	"errors"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"regexp"
+	"time"
+
+	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/internal/ingress/proxy"
+)
+
+func makePreview(rq *request, req api.PreviewRequest) (api.Preview, error) {
+	if len(rq.s.cfg.PreviewKey) == 0 {
+		return api.Preview{}, api.Errorf(api.Unsupported, "this server signs no preview addresses")
+	}
+	box, err := onSandbox(rq, rq.s.deps.Sandboxes.Get)
+	if err != nil {
+		return api.Preview{}, err
+	}
+	v := proxy.Preview{
+		Sandbox: string(box.ID), Port: req.Port, Workspace: string(rq.p.Workspace), Paths: req.Paths,
+		Expires: time.Now().Add(time.Duration(req.TTLSeconds) * time.Second).UTC().Truncate(time.Second),
+	}
+	host, err := rq.previewURL(v)
+	if err != nil {
+		return api.Preview{}, err
+	}
+	token, id := proxy.SignPreview(rq.s.cfg.PreviewKey, v)
+	host.RawQuery = previewQuery("", token)
+	return api.Preview{
+		ID: id, URL: rq.baseURL() + previewPrefix + token + "/", HostURL: host.String(), Token: token,
+		SandboxID: box.ID, Port: req.Port, Paths: req.Paths, ExpiresAt: v.Expires,
+	}, nil
+}
+
+// previewQuery adds a preview to a query.
+func previewQuery(query, token string) string {
+	if query = proxy.RemoveParam(query, proxy.PreviewName); query != "" {
+		query += "&"
+	}
+	return query + proxy.PreviewName + "=" + url.QueryEscape(token)
+}
+
+// redirectPreview sends the client of a preview to the sandbox's own host name: nothing that a program sends has the
+// origin of the API.
+func redirectPreview(rq *request) error {
+	to, err := rq.previewTarget()
+	if err != nil && proxy.WantsPage(rq.r) {
+		e := api.AsError(err)
+		proxy.WritePage(rq.w, e.Code.Info().Status, e.Message, string(rq.id()))
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	h := rq.w.Header()
+	h.Set("Location", to)
+	h.Set("Cache-Control", "no-store")
+	h.Set("Referrer-Policy", "no-referrer") // the URL is the credential
+	rq.w.WriteHeader(http.StatusTemporaryRedirect)
+	return nil
+}
+
+// previewTarget returns where a request with a preview in its path goes.
+func (rq *request) previewTarget() (string, error) {
+	token := rq.r.PathValue("token")
+	v, err := openPreview(rq.s.cfg.PreviewKey, token)
+	if err != nil {
+		return "", err
+	}
+	_, _, rest := splitForwardPath(rq.r.URL.EscapedPath())
+	inner, err := url.ParseRequestURI(rest)
+	if err != nil {
+		return "", api.Errorf(api.Invalid, "the path behind the token is no path: %w", err)
+	}
+	if !v.Allows(inner.Path) {
+		return "", api.Errorf(api.Forbidden, "this preview address does not cover %s", truncate(inner.Path))
+	}
+	to, err := rq.previewURL(v)
+	if err != nil {
+		return "", err
+	}
+	to.Path, to.RawPath = inner.Path, inner.RawPath
+	to.RawQuery = previewQuery(rq.r.URL.RawQuery, token)
+	return to.String(), nil
+}
+
+func openPreview(key []byte, token string) (proxy.Preview, error) {
+	v, err := proxy.OpenPreview(key, token, time.Now())
+	switch {
+	case errors.Is(err, proxy.ErrExpired):
+		return v, api.Errorf(api.Gone, "this preview address has expired: make a new one")
+	case err != nil:
+		return v, api.Errorf(api.Unauthenticated, "this preview address does not hold: make a new one")
+	}
+	return v, nil
+}
+
+// previewURL returns the root of the host name of a preview.
+func (rq *request) previewURL(v proxy.Preview) (*url.URL, error) {
+	base, err := url.Parse(rq.baseURL())
+	if err != nil {
+		return nil, api.Errorf(api.Invalid, "the address of this request is not a URL: %w", err)
+	}
+	domain, err := previewDomain(rq.s.cfg.PreviewDomain, base.Host)
+	if err != nil {
+		return nil, err
+	}
+	a := proxy.Address{Sandbox: v.Sandbox, Port: uint16(v.Port)} //nolint:gosec // checked when the preview was made
+	return &url.URL{Scheme: base.Scheme, Host: a.HostIn(domain), Path: "/"}, nil
+}
+
+// hostForm is the form of a host name.
+var hostForm = regexp.MustCompile(`^[A-Za-z0-9_]([A-Za-z0-9_.-]{0,250}[A-Za-z0-9_])?$`)
+
+// previewDomain returns the domain of previews, with a port if clients need one: the configured domain, else the host
+// of the API. Loopback addresses become localhost, below which browsers resolve every name to this machine.
+func previewDomain(configured, apiHost string) (string, error) {
+	name, port, err := net.SplitHostPort(apiHost)
+	if err != nil {
+		name, port = apiHost, ""
+	}
+	if configured != "" {
+		if _, _, err := net.SplitHostPort(configured); err == nil || port == "" {
+			return configured, nil
+		}
+		return net.JoinHostPort(configured, port), nil
+	}
+	name = proxy.Hostname(name)
+	if ip, err := netip.ParseAddr(name); err == nil {
+		if !ip.Unmap().IsLoopback() {
+			return "", api.Errorf(api.Unsupported, "previews have host names, and %s is an address: "+
+				"set preview.domain to a domain below which all names lead to this node, or use the API by a name", ip)
+		}
+		name = "localhost"
+	}
+	if !hostForm.MatchString(name) {
+		return "", api.Errorf(api.Invalid, "the host %s of this request is not a name", truncate(name))
+	}
+	if port == "" {
+		return name, nil
+	}
+	return net.JoinHostPort(name, port), nil
+}
