@@ -116,7 +116,9 @@ func (w *Platform) start() {
 	ctx := w.t.Context()
 	log := slog.New(slog.NewTextHandler(io.Discard, nil))
 	host := w.openHost(ctx, log)
-	db, err := store.Open(ctx, store.Config{DSN: filepath.Join(w.Dir, "control.db")})
+	db, err := store.Open(ctx, store.Config{
+		DSN: filepath.Join(w.Dir, "control.db"), Key: bytes.Repeat([]byte{7}, store.KeyBytes),
+	})
 	w.must(err)
 	w.cleanup(func() { _ = db.Close() }) // the node has stopped
 	keys, err := auth.New(db, log)

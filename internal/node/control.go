@@ -33,7 +33,11 @@ import (
 
 // control creates the control plane of a host and the handler of its APIs. first is the first API key of a new node.
 func (n *node) control(ctx context.Context, host hostapi.Host) (handler http.Handler, first string, err error) {
-	db, err := store.Open(ctx, store.Config{DSN: n.path("control.db")})
+	secret, err := n.secret()
+	if err != nil {
+		return nil, "", err
+	}
+	db, err := store.Open(ctx, store.Config{DSN: n.path("control.db"), Key: derive(secret, "store")})
 	if err != nil {
 		return nil, "", fmt.Errorf("control plane: %w", err)
 	}
@@ -70,10 +74,6 @@ func (n *node) control(ctx context.Context, host hostapi.Host) (handler http.Han
 		return nil, "", err
 	}
 	builds, err := n.builds(ctx, db, jobs, host, templates, boxes)
-	if err != nil {
-		return nil, "", err
-	}
-	secret, err := n.secret()
 	if err != nil {
 		return nil, "", err
 	}
@@ -193,7 +193,7 @@ func (n *node) secret() ([]byte, error) {
 	}
 	if err == nil && len(data) != secretBytes {
 		err = fmt.Errorf(
-			"%s has %d bytes, want %d; remove it to create a new one, which invalidates all preview URLs",
+			"%s has %d bytes, want %d; restore it from a backup: control.db cannot be decrypted without it",
 			path,
 			len(data),
 			secretBytes,

@@ -82,7 +82,7 @@ func TestSecret(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := n.secret(); err == nil || !strings.Contains(err.Error(), "7 bytes") ||
-		!strings.Contains(err.Error(), "remove it") {
+		!strings.Contains(err.Error(), "restore it") {
 		t.Errorf("truncated file: error %v, want its length and a remedy", err)
 	}
 }

@@ -6,6 +6,7 @@ import (
 
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
+	"github.com/pandastack/pandastack/internal/control/store"
 )
 
 // redacted replaces the value of a metadata key that may be written but not read.
@@ -15,7 +16,7 @@ const redacted = "[redacted]"
 func visibleMetadata(m map[string]string) map[string]string {
 	out := make(map[string]string, len(m))
 	for k, v := range m {
-		if strings.HasPrefix(k, "secret.") {
+		if strings.HasPrefix(k, store.SecretPrefix) {
 			v = redacted
 		}
 		out[k] = v

@@ -57,22 +57,32 @@ type Layer struct {
 
 // InsertBuild adds a row; ErrExists if the id is taken.
 func (t *Tx) InsertBuild(ctx context.Context, b *Build) error {
-	_, err := t.db.NewInsert().Model(b).Exec(ctx)
+	row, err := sealed(t, b)
+	if err != nil {
+		return err
+	}
+	_, err = t.db.NewInsert().Model(row).Exec(ctx)
 	return exists(err, "build", b.ID)
 }
 
 // Build reads one row.
 func (t *Tx) Build(ctx context.Context, id string) (Build, error) {
 	b := Build{ID: id}
-	err := t.db.NewSelect().Model(&b).WherePK().Scan(ctx)
-	return b, notFound(err, "build", id)
+	if err := t.db.NewSelect().Model(&b).WherePK().Scan(ctx); err != nil {
+		return b, notFound(err, "build", id)
+	}
+	return b, opened(t, &b)
 }
 
 // UpdateBuild writes the named columns of a row, or all if none are named.
 //
 // The row must be in one of the states was; ErrNotFound if it is not.
 func (t *Tx) UpdateBuild(ctx context.Context, b *Build, was []string, columns ...string) error {
-	q := t.db.NewUpdate().Model(b).WherePK().Where("state IN (?)", bun.List(was))
+	row, err := sealed(t, b)
+	if err != nil {
+		return err
+	}
+	q := t.db.NewUpdate().Model(row).WherePK().Where("state IN (?)", bun.List(was))
 	if len(columns) > 0 {
 		q = q.Column(columns...)
 	}
@@ -110,7 +120,7 @@ func (t *Tx) Builds(ctx context.Context, q BuildQuery) ([]Build, error) {
 	if q.Limit > 0 {
 		s = s.Limit(int64(q.Limit))
 	}
-	return rows, s.Scan(ctx)
+	return openedList(t, rows, s.Scan(ctx))
 }
 
 // DeleteBuild removes a row with its log. A missing row is no error.

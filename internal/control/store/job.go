@@ -36,7 +36,11 @@ type Job struct {
 
 // InsertJob adds a row. It returns ErrExists, and leaves the transaction usable, if the id or the unique key is taken.
 func (t *Tx) InsertJob(ctx context.Context, j *Job) error {
-	res, err := t.db.NewInsert().Model(j).On("CONFLICT DO NOTHING").Exec(ctx)
+	row, err := sealed(t, j)
+	if err != nil {
+		return err
+	}
+	res, err := t.db.NewInsert().Model(row).On("CONFLICT DO NOTHING").Exec(ctx)
 	if err != nil {
 		return err
 	}
@@ -50,15 +54,20 @@ func (t *Tx) InsertJob(ctx context.Context, j *Job) error {
 // Job reads one row.
 func (t *Tx) Job(ctx context.Context, id string) (Job, error) {
 	j := Job{ID: id}
-	err := t.db.NewSelect().Model(&j).WherePK().Scan(ctx)
-	return j, notFound(err, "job", id)
+	if err := t.db.NewSelect().Model(&j).WherePK().Scan(ctx); err != nil {
+		return j, notFound(err, "job", id)
+	}
+	return j, opened(t, &j)
 }
 
 // ActiveJob reads the job of a kind that has the unique key and has not ended.
 func (t *Tx) ActiveJob(ctx context.Context, kind, key string) (Job, error) {
 	var j Job
 	err := t.db.NewSelect().Model(&j).Where("kind = ?", kind).Where("unique_key = ?", key).Where("ended = 0").Scan(ctx)
-	return j, notFound(err, "job with key", key)
+	if err != nil {
+		return j, notFound(err, "job with key", key)
+	}
+	return j, opened(t, &j)
 }
 
 // JobQuery selects jobs, those that may run earliest first. Zero fields select everything.
@@ -107,13 +116,17 @@ func (t *Tx) Jobs(ctx context.Context, q JobQuery) ([]Job, error) {
 	if q.Limit > 0 {
 		s = s.Limit(int64(q.Limit))
 	}
-	return rows, s.Scan(ctx)
+	return openedList(t, rows, s.Scan(ctx))
 }
 
 // UpdateJob writes the named columns of a row that is in the state was and has the fence number given.
 // It returns ErrNotFound if the row is not or has not.
 func (t *Tx) UpdateJob(ctx context.Context, j *Job, was string, fence int64, columns ...string) error {
-	res, err := t.db.NewUpdate().Model(j).WherePK().Where("state = ?", was).Where("fence = ?", fence).
+	row, err := sealed(t, j)
+	if err != nil {
+		return err
+	}
+	res, err := t.db.NewUpdate().Model(row).WherePK().Where("state = ?", was).Where("fence = ?", fence).
 		Column(columns...).Exec(ctx)
 	return changed(res, err, "job", j.ID)
 }

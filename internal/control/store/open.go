@@ -29,6 +29,10 @@ type Config struct {
 	// DSN is the path of a SQLite file, made with mode 0600 if it is missing, or the address of a
 	// PostgreSQL database ("postgres://...").
 	DSN string
+	// Key encrypts what users keep secret: environments, build specifications, job payloads and metadata whose name
+	// begins with SecretPrefix. It has KeyBytes bytes. A store that was written without a key is encrypted by Open; one
+	// that was written with another key is refused with a *WrongKeyError. Without a key values are stored as they are.
+	Key []byte
 	// Fault is for tests: it is called with the name of each Write before it begins (committed false)
 	// and after it is on disk (true), and Write returns its error.
 	Fault func(op string, committed bool) error
@@ -49,19 +53,28 @@ type DB struct {
 	postgres    bool
 	fault       func(op string, committed bool) error
 	id          string
+	sealer      *sealer
 }
 
 // Open opens a store and brings its schema up to date. One that a later version wrote is refused with a
 // *NewerError and left as it is.
 func Open(ctx context.Context, cfg Config) (*DB, error) {
+	sealer, err := newSealer(cfg.Key)
+	if err != nil {
+		return nil, fmt.Errorf("store: %w", err)
+	}
 	db, err := connect(cfg)
 	if err != nil {
 		return nil, fmt.Errorf("store: %w", err)
 	}
+	db.sealer = sealer
 	if err := db.migrate(ctx); err != nil {
 		return nil, errors.Join(fmt.Errorf("store %s: %w", redactedDSN(cfg.DSN), err), db.Close())
 	}
 	if err := db.identify(ctx); err != nil {
+		return nil, errors.Join(fmt.Errorf("store %s: %w", redactedDSN(cfg.DSN), err), db.Close())
+	}
+	if err := db.sealExisting(ctx); err != nil {
 		return nil, errors.Join(fmt.Errorf("store %s: %w", redactedDSN(cfg.DSN), err), db.Close())
 	}
 	db.fault = cfg.Fault

@@ -4,6 +4,7 @@ import (
 	"context"
 	"maps"
 	"slices"
+	"strings"
 
 	"github.com/uptrace/bun"
 )
@@ -68,32 +69,45 @@ type label struct {
 
 // InsertSandbox adds a row and its labels; ErrExists if the id is taken.
 func (t *Tx) InsertSandbox(ctx context.Context, s *Sandbox) error {
-	if _, err := t.db.NewInsert().Model(s).Exec(ctx); err != nil {
-		return exists(err, "sandbox", s.ID)
+	row, err := sealed(t, s)
+	if err != nil {
+		return err
 	}
-	if len(s.Metadata) == 0 {
-		return nil
+	if _, err := t.db.NewInsert().Model(row).Exec(ctx); err != nil {
+		return exists(err, "sandbox", s.ID)
 	}
 	labels := make([]label, 0, len(s.Metadata))
 	for _, name := range slices.Sorted(maps.Keys(s.Metadata)) {
+		if strings.HasPrefix(name, SecretPrefix) {
+			continue
+		}
 		labels = append(labels, label{Sandbox: s.ID, Name: name, Value: s.Metadata[name]})
 	}
-	_, err := t.db.NewInsert().Model(&labels).Exec(ctx)
+	if len(labels) == 0 {
+		return nil
+	}
+	_, err = t.db.NewInsert().Model(&labels).Exec(ctx)
 	return err
 }
 
 // Sandbox reads one row.
 func (t *Tx) Sandbox(ctx context.Context, id string) (Sandbox, error) {
 	s := Sandbox{ID: id}
-	err := t.db.NewSelect().Model(&s).WherePK().Scan(ctx)
-	return s, notFound(err, "sandbox", id)
+	if err := t.db.NewSelect().Model(&s).WherePK().Scan(ctx); err != nil {
+		return s, notFound(err, "sandbox", id)
+	}
+	return s, opened(t, &s)
 }
 
 // UpdateSandbox writes the named columns of a row, or all if none are named.
 //
 // The row must still be in state was; ErrNotFound if it is not.
 func (t *Tx) UpdateSandbox(ctx context.Context, s *Sandbox, was string, columns ...string) error {
-	q := t.db.NewUpdate().Model(s).WherePK().Where("state = ?", was)
+	row, err := sealed(t, s)
+	if err != nil {
+		return err
+	}
+	q := t.db.NewUpdate().Model(row).WherePK().Where("state = ?", was)
 	if len(columns) > 0 {
 		q = q.Column(columns...)
 	}
@@ -168,7 +182,7 @@ func (t *Tx) Sandboxes(ctx context.Context, q SandboxQuery) ([]Sandbox, error) {
 	if q.Limit > 0 {
 		s = s.Limit(int64(q.Limit))
 	}
-	return rows, s.Scan(ctx)
+	return openedList(t, rows, s.Scan(ctx))
 }
 
 // CountSandboxes counts the rows of a workspace. In a transaction it holds off other creates of that

@@ -39,20 +39,30 @@ type Snapshot struct {
 
 // InsertSnapshot adds a row; ErrExists if the id is taken.
 func (t *Tx) InsertSnapshot(ctx context.Context, s *Snapshot) error {
-	_, err := t.db.NewInsert().Model(s).Exec(ctx)
+	row, err := sealed(t, s)
+	if err != nil {
+		return err
+	}
+	_, err = t.db.NewInsert().Model(row).Exec(ctx)
 	return exists(err, "snapshot", s.ID)
 }
 
 // Snapshot reads one row.
 func (t *Tx) Snapshot(ctx context.Context, id string) (Snapshot, error) {
 	s := Snapshot{ID: id}
-	err := t.db.NewSelect().Model(&s).WherePK().Scan(ctx)
-	return s, notFound(err, "snapshot", id)
+	if err := t.db.NewSelect().Model(&s).WherePK().Scan(ctx); err != nil {
+		return s, notFound(err, "snapshot", id)
+	}
+	return s, opened(t, &s)
 }
 
 // UpdateSnapshot writes a row that is still in state was; ErrNotFound if there is none.
 func (t *Tx) UpdateSnapshot(ctx context.Context, s *Snapshot, was string) error {
-	res, err := t.db.NewUpdate().Model(s).WherePK().Where("state = ?", was).Exec(ctx)
+	row, err := sealed(t, s)
+	if err != nil {
+		return err
+	}
+	res, err := t.db.NewUpdate().Model(row).WherePK().Where("state = ?", was).Exec(ctx)
 	return changed(res, err, "snapshot", s.ID)
 }
 
@@ -89,5 +99,5 @@ func (t *Tx) Snapshots(ctx context.Context, q SnapshotQuery) ([]Snapshot, error)
 	if q.Limit > 0 {
 		s = s.Limit(int64(q.Limit))
 	}
-	return rows, s.Scan(ctx)
+	return openedList(t, rows, s.Scan(ctx))
 }

@@ -1,6 +1,7 @@
 package store_test
 
 import (
+	"bytes"
 	"context"
 	"database/sql"
 	"errors"
@@ -12,9 +13,12 @@ import (
 	"github.com/pandastack/pandastack/internal/control/store/storetest"
 )
 
+// key encrypts the stores of most tests.
+var key = bytes.Repeat([]byte{1}, store.KeyBytes)
+
 func open(t *testing.T, dsn string) *store.DB {
 	t.Helper()
-	db, err := store.Open(t.Context(), store.Config{DSN: dsn})
+	db, err := store.Open(t.Context(), store.Config{DSN: dsn, Key: key})
 	if err != nil {
 		t.Fatal(err)
 	}

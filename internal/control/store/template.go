@@ -96,15 +96,21 @@ func (t *Tx) DeleteTemplate(ctx context.Context, id string) error {
 
 // InsertVersion adds a row; ErrExists if the id is taken.
 func (t *Tx) InsertVersion(ctx context.Context, row *Version) error {
-	_, err := t.db.NewInsert().Model(row).Exec(ctx)
+	stored, err := sealed(t, row)
+	if err != nil {
+		return err
+	}
+	_, err = t.db.NewInsert().Model(stored).Exec(ctx)
 	return exists(err, "version", row.ID)
 }
 
 // Version reads one row.
 func (t *Tx) Version(ctx context.Context, id string) (Version, error) {
 	row := Version{ID: id}
-	err := t.db.NewSelect().Model(&row).WherePK().Scan(ctx)
-	return row, notFound(err, "version", id)
+	if err := t.db.NewSelect().Model(&row).WherePK().Scan(ctx); err != nil {
+		return row, notFound(err, "version", id)
+	}
+	return row, opened(t, &row)
 }
 
 // Versions reads the versions of a template, newest first; of all templates for "".
@@ -114,7 +120,7 @@ func (t *Tx) Versions(ctx context.Context, template string) ([]Version, error) {
 	if template != "" {
 		q = q.Where("template = ?", template)
 	}
-	return rows, q.Scan(ctx)
+	return openedList(t, rows, q.Scan(ctx))
 }
 
 // DeleteVersion removes a version and the tags that mean it. A missing row is no error.

@@ -25,7 +25,11 @@ type Tombstone struct {
 
 // PutTombstone adds a row; an existing one stays as it is.
 func (t *Tx) PutTombstone(ctx context.Context, s *Tombstone) error {
-	_, err := t.db.NewInsert().Model(s).On("CONFLICT (sandbox) DO NOTHING").Exec(ctx)
+	row, err := sealed(t, s)
+	if err != nil {
+		return err
+	}
+	_, err = t.db.NewInsert().Model(row).On("CONFLICT (sandbox) DO NOTHING").Exec(ctx)
 	return err
 }
 
@@ -45,8 +49,10 @@ func (t *Tx) AmendTombstone(ctx context.Context, s *Tombstone, was string) error
 // Tombstone reads one row.
 func (t *Tx) Tombstone(ctx context.Context, sandbox string) (Tombstone, error) {
 	s := Tombstone{Sandbox: sandbox}
-	err := t.db.NewSelect().Model(&s).WherePK().Scan(ctx)
-	return s, notFound(err, "tombstone", sandbox)
+	if err := t.db.NewSelect().Model(&s).WherePK().Scan(ctx); err != nil {
+		return s, notFound(err, "tombstone", sandbox)
+	}
+	return s, opened(t, &s)
 }
 
 // DeleteExpired removes what is older than the given times and counts the removed tombstones.

@@ -19,6 +19,7 @@ import (
 type Tx struct {
 	db       bun.IDB
 	postgres bool
+	sealer   *sealer
 }
 
 // Write runs f in one transaction, which has no effect if f or the commit returns an error.
@@ -31,7 +32,7 @@ func (d *DB) Write(ctx context.Context, op string, f func(ctx context.Context, t
 		}
 	}
 	err := d.write.RunInTx(ctx, &sql.TxOptions{}, func(ctx context.Context, tx bun.Tx) error {
-		return f(ctx, &Tx{db: tx, postgres: d.postgres})
+		return f(ctx, &Tx{db: tx, postgres: d.postgres, sealer: d.sealer})
 	})
 	if err != nil {
 		return err
@@ -43,7 +44,7 @@ func (d *DB) Write(ctx context.Context, op string, f func(ctx context.Context, t
 }
 
 // Read returns a Tx for reading. Its statements may see different states of the store.
-func (d *DB) Read() *Tx { return &Tx{db: d.read, postgres: d.postgres} }
+func (d *DB) Read() *Tx { return &Tx{db: d.read, postgres: d.postgres, sealer: d.sealer} }
 
 // identify reads or makes the name of the store.
 func (d *DB) identify(ctx context.Context) error {
@@ -88,6 +89,9 @@ func (p Pairs) Value() (driver.Value, error) {
 	if len(p) == 0 {
 		return "{}", nil
 	}
+	if value, ok := p[sealedPairs]; ok {
+		return value, nil
+	}
 	data, err := json.Marshal(map[string]string(p))
 	return string(data), err
 }
@@ -98,6 +102,10 @@ func (p *Pairs) Scan(src any) error {
 	text, err := text(src)
 	if err != nil || text == "" || text == "{}" {
 		return err
+	}
+	if strings.HasPrefix(text, sealedPrefix) {
+		*p = Pairs{sealedPairs: text}
+		return nil
 	}
 	return json.Unmarshal([]byte(text), (*map[string]string)(p))
 }
