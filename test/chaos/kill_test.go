@@ -32,7 +32,7 @@ func TestKillsUnderChurn(t *testing.T) {
 		for op, codes := range churned {
 			for c, n := range codes {
 				if c != api.Unavailable && c != api.Canceled && c != api.NoCapacity {
-					t.Errorf("round %d: %s failed %d times with %s, want only errors that may be retried", round, op, n, c)
+					t.Errorf("round %d: %s failed %d times with %s, want errors that may be retried", round, op, n, c)
 				}
 			}
 		}

@@ -23,7 +23,8 @@ func insertSecrets(t *testing.T, db *store.DB) {
 	err := db.Write(t.Context(), "test", func(ctx context.Context, tx *store.Tx) error {
 		return errors.Join(
 			tx.InsertSandbox(ctx, &store.Sandbox{
-				ID: "sbx1", Workspace: "w", State: "running", Env: env, Metadata: metadata, Injected: secretWord, Phases: "[]",
+				ID: "sbx1", Workspace: "w", State: "running", Phases: "[]", Env: env, Metadata: metadata,
+				Injected: secretWord,
 			}),
 			tx.InsertSnapshot(ctx, &store.Snapshot{ID: "snp1", Env: env, Metadata: metadata, Injected: secretWord}),
 			tx.PutTombstone(ctx, &store.Tombstone{Sandbox: "sbx0", Metadata: metadata, Processes: "[]"}),
