@@ -11,7 +11,7 @@ export CGO_ENABLED := 0
 export PANDASTACK_TEST_DATA := $(DATA)
 
 .DEFAULT_GOAL := help
-.PHONY: help build generate fmt lint check prepare test test-unit test-root test-vm test-e2e test-slow test-templates test-memory bench demo kernel release-data clean
+.PHONY: help build generate fmt lint check prepare test test-unit test-root test-vm test-e2e test-slow test-templates test-memory soak bench demo kernel release-data clean
 
 help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -62,6 +62,9 @@ test-templates: prepare ## bake every template and run its check from a restored
 
 test-memory: prepare ## boot guests of many memory sizes on every installed kernel
 	$(call released,$(SUDO) tools/test.sh memory)
+
+soak: prepare ## test/chaos with twenty times the rounds: kills, full disks, overload, a hostile tenant; about an hour
+	$(call released,$(SUDO) tools/test.sh soak)
 
 bench: prepare ## measure a node over HTTP: a table, and .cache/bench.json
 	$(call released,$(SUDO) env PANDASTACK_BUILD_INSECURE_REGISTRIES=127.0.0.1:7893 $(PANDASTACK) bench --output .cache/bench.json)
