@@ -12,6 +12,7 @@ import (
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
 	"github.com/pandastack/pandastack/internal/control/auth"
+	"github.com/pandastack/pandastack/internal/control/sandbox/hosterror"
 	"github.com/pandastack/pandastack/internal/control/store"
 )
 
@@ -176,7 +177,7 @@ func createError(ctx context.Context, err error, r *record) error {
 	if errors.Is(err, hostapi.ErrNotFound) && r.Snapshot != "" {
 		return api.Wrap(api.NotFound, err, "snapshot "+string(r.Snapshot)+" is not on any host any more")
 	}
-	return hostError(err, "create", string(r.ID))
+	return hosterror.Wrap(err, "create", string(r.ID))
 }
 
 // markRunning writes that a new machine runs.

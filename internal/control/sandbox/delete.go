@@ -7,6 +7,7 @@ import (
 
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/control/auth"
+	"github.com/pandastack/pandastack/internal/control/sandbox/hosterror"
 	"github.com/pandastack/pandastack/internal/control/store"
 )
 
@@ -69,7 +70,7 @@ func (s *Service) endLocked(ctx context.Context, r *record, why endCause) error 
 func (s *Service) finishDelete(ctx context.Context, r *record, message string, console []byte) error {
 	t := s.newTombstone(ctx, r, message, console)
 	if err := s.host.Destroy(ctx, r.machineID(), string(r.EndReason)); err != nil {
-		return hostError(err, "delete", string(r.ID))
+		return hosterror.Wrap(err, "delete", string(r.ID))
 	}
 	err := s.db.Write(ctx, "delete end", func(ctx context.Context, tx *store.Tx) error {
 		if err := tx.DeleteSandbox(ctx, string(r.ID)); err != nil {

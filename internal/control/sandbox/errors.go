@@ -3,11 +3,9 @@ package sandbox
 import (
 	"context"
 	"errors"
-	"fmt"
 	"time"
 
 	"github.com/pandastack/pandastack/api"
-	"github.com/pandastack/pandastack/internal/contract/guestapi"
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
 	"github.com/pandastack/pandastack/internal/control/auth"
 	"github.com/pandastack/pandastack/internal/control/store"
@@ -78,54 +76,6 @@ func wrongState(r *record, verb string) error {
 		e.Message += " (it failed because " + r.Reason + ")"
 	}
 	return e.With("status", string(r.State))
-}
-
-// hostCodes translates errors of the host.
-var hostCodes = []struct {
-	err  error
-	code api.Code
-	hint string // "": the host's text
-}{
-	{hostapi.ErrNoCapacity, api.NoCapacity,
-		"no host has memory or a network slot free for it now: delete or hibernate sandboxes, or try again later"},
-	{hostapi.ErrNoSpace, api.NoSpace,
-		"there is not enough disk space on the host: delete snapshots or sandboxes, or enlarge the data directory"},
-	{hostapi.ErrInvalid, api.Invalid, ""},
-	{hostapi.ErrUnsupported, api.Unsupported, ""},
-	{hostapi.ErrInUse, api.Conflict, ""},
-	{hostapi.ErrExists, api.Conflict, ""},
-	{hostapi.ErrWrongState, api.WrongState, ""},
-	{hostapi.ErrNotFound, api.NotFound, ""},
-	{hostapi.ErrUnavailable, api.Unavailable, "its host cannot be asked now: try again"},
-	{guestapi.ErrLost, api.Unavailable, "its guest does not reply at the moment: try again"},
-}
-
-// hostError says what could not be done and why, in the words of package api.
-func hostError(err error, doing string, id string) error {
-	if err == nil {
-		return nil
-	}
-	if e, ok := errors.AsType[*api.Error](err); ok {
-		return e
-	}
-	for _, c := range hostCodes {
-		if !errors.Is(err, c.err) {
-			continue
-		}
-		text := c.hint
-		if text == "" {
-			text = err.Error()
-		}
-		return api.Wrap(c.code, err, fmt.Sprintf("%s %s: %s", doing, id, text))
-	}
-	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
-		return api.AsError(err)
-	}
-	return api.Wrap(
-		api.Internal,
-		fmt.Errorf("%s %s: %w", doing, id, err),
-		doing+" "+id+" failed on its host; the server's log says why",
-	)
 }
 
 // errDeleted is the cause with which an operation ends if its sandbox is deleted meanwhile.

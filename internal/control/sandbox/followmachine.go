@@ -8,6 +8,7 @@ import (
 
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
+	"github.com/pandastack/pandastack/internal/control/sandbox/hosterror"
 	"github.com/pandastack/pandastack/internal/control/store"
 )
 
@@ -33,15 +34,15 @@ func statusOf(state hostapi.State) api.Status {
 func (s *Service) machine(ctx context.Context, r *record) (m hostapi.Machine, missing bool, err error) {
 	m, err = s.host.Get(ctx, r.machineID())
 	if !errors.Is(err, hostapi.ErrNotFound) {
-		return m, false, hostError(err, "look at", string(r.ID))
+		return m, false, hosterror.Wrap(err, "look at", string(r.ID))
 	}
 	c, err := s.host.Capacity(ctx)
 	if err != nil {
-		return m, false, hostError(err, "ask the host of", string(r.ID))
+		return m, false, hosterror.Wrap(err, "ask the host of", string(r.ID))
 	}
 	if r.Host != "" && c.Host != "" && r.Host != c.Host {
 		err := fmt.Errorf("it is on host %s, which is not host %s: %w", r.Host, c.Host, hostapi.ErrUnavailable)
-		return m, false, hostError(err, "look at", string(r.ID))
+		return m, false, hosterror.Wrap(err, "look at", string(r.ID))
 	}
 	return m, true, nil
 }
@@ -121,12 +122,12 @@ func differs(r *record, m hostapi.Machine) bool {
 func (s *Service) applySettings(ctx context.Context, r *record, m hostapi.Machine) error {
 	if m.Persistent != r.Persistent {
 		if err := s.host.SetPersistent(ctx, m.ID, r.Persistent); err != nil {
-			return hostError(err, "change the lifecycle of", string(r.ID))
+			return hosterror.Wrap(err, "change the lifecycle of", string(r.ID))
 		}
 	}
 	if policy := r.egress(); !m.Egress.Equal(policy) {
 		if err := s.host.SetEgress(ctx, m.ID, policy); err != nil {
-			return hostError(err, "change the network of", string(r.ID))
+			return hosterror.Wrap(err, "change the network of", string(r.ID))
 		}
 	}
 	return nil

@@ -9,6 +9,7 @@ import (
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
 	"github.com/pandastack/pandastack/internal/control/auth"
+	"github.com/pandastack/pandastack/internal/control/sandbox/hosterror"
 	"github.com/pandastack/pandastack/internal/control/store"
 )
 
@@ -207,7 +208,7 @@ func (s *Service) finishFork(
 			ids = append(ids, r.ID)
 			continue
 		}
-		why := api.AsError(s.abortCreate(ctx, r, hostError(err, "fork", string(r.ID))))
+		why := api.AsError(s.abortCreate(ctx, r, hosterror.Wrap(err, "fork", string(r.ID))))
 		f.errs = append(f.errs, api.ForkError{Index: i, Err: why.Message, Code: why.Code})
 		if first == nil {
 			first = why

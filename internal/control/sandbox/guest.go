@@ -10,6 +10,7 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
 	"github.com/pandastack/pandastack/internal/control/auth"
 	"github.com/pandastack/pandastack/internal/control/sandbox/activity"
+	"github.com/pandastack/pandastack/internal/control/sandbox/hosterror"
 	"github.com/pandastack/pandastack/internal/control/store"
 )
 
@@ -113,7 +114,7 @@ func (s *Service) openGuest(ctx context.Context, p auth.Principal, r record) (gu
 			return s.wrapGuest(g, &r), r, nil
 		}
 		if !errors.Is(err, hostapi.ErrWrongState) && !errors.Is(err, hostapi.ErrNotFound) {
-			return nil, r, hostError(err, "reach", string(r.ID))
+			return nil, r, hosterror.Wrap(err, "reach", string(r.ID))
 		}
 	}
 	r, ctx, release, err := s.acquireReady(ctx, p, r.ID, "use", false)
@@ -153,7 +154,7 @@ func (s *Service) Usage(ctx context.Context, p auth.Principal, id api.SandboxID)
 	}
 	u, err := s.host.Usage(ctx, r.machineID())
 	if err != nil {
-		return api.Usage{}, hostError(err, "measure", string(r.ID))
+		return api.Usage{}, hosterror.Wrap(err, "measure", string(r.ID))
 	}
 	out := viewUsage(u)
 	if r.State == api.Running {

@@ -2,20 +2,16 @@ package sandbox
 
 import (
 	"context"
-	"encoding/base64"
 	"fmt"
-	"strconv"
 	"strings"
 	"time"
-	"unicode/utf8"
 
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/control/auth"
+	"github.com/pandastack/pandastack/internal/control/page"
+	"github.com/pandastack/pandastack/internal/control/sandbox/hosterror"
 	"github.com/pandastack/pandastack/internal/control/store"
 )
-
-// maxPage limits the length of a page.
-const maxPage = 1000
 
 // Get returns one sandbox. For a sandbox that ended it returns not_found, and message and details say when,
 // why and by whom it was ended. Get does not count as use.
@@ -60,7 +56,7 @@ func (s *Service) List(ctx context.Context, p auth.Principal, f api.SandboxFilte
 			q.Template = t.Name // an unknown name selects nothing
 		}
 	}
-	limit, err := pageOf(f.Limit, f.Cursor, &q.BeforeCreated, &q.BeforeID)
+	limit, err := page.Parse(f.Limit, f.Cursor, &q.BeforeCreated, &q.BeforeID)
 	if err != nil {
 		return Page{}, err
 	}
@@ -71,47 +67,16 @@ func (s *Service) List(ctx context.Context, p auth.Principal, f api.SandboxFilte
 	if err != nil {
 		return Page{}, err
 	}
-	page := Page{Sandboxes: []api.Sandbox{}}
+	result := Page{Sandboxes: []api.Sandbox{}}
 	for i := range rows {
 		if limit > 0 && i == limit {
-			page.Next = cursor(rows[i-1].Created, rows[i-1].ID)
+			result.Next = page.Cursor(rows[i-1].Created, rows[i-1].ID)
 			break
 		}
 		r := newRecord(&rows[i])
-		page.Sandboxes = append(page.Sandboxes, s.view(&r))
+		result.Sandboxes = append(result.Sandboxes, s.view(&r))
 	}
-	return page, nil
-}
-
-// cursor returns the cursor of a position in a list: after the item of that time and id.
-func cursor(created int64, id string) string {
-	return base64.RawURLEncoding.EncodeToString(fmt.Appendf(nil, "%d.%s", created, id))
-}
-
-// pageOf checks limit and cursor and sets where the page starts.
-func pageOf(limit int, text string, created *int64, id *string) (int, error) {
-	if limit < 0 || limit > maxPage {
-		return 0, api.Errorf(api.Invalid, "limit: %d is out of range: use 1 to %d, or leave it out", limit, maxPage).
-			With("field", "limit")
-	}
-	if text == "" {
-		return limit, nil
-	}
-	bad := api.Errorf(api.Invalid, "cursor: it was not issued by this server: start without a cursor").
-		With("field", "cursor")
-	data, err := base64.RawURLEncoding.DecodeString(text)
-	if err != nil {
-		return 0, bad
-	}
-	number, name, ok := strings.Cut(string(data), ".")
-	if !ok || name == "" || len(name) > 64 || strings.ContainsRune(name, 0) {
-		return 0, bad
-	}
-	if *created, err = strconv.ParseInt(number, 10, 64); err != nil || !utf8.ValidString(name) {
-		return 0, bad
-	}
-	*id = name
-	return limit, nil
+	return result, nil
 }
 
 // Counts returns the number of sandboxes in each state, of all workspaces.
@@ -133,7 +98,7 @@ func (s *Service) Capacity(ctx context.Context) (_ api.Capacity, err error) {
 	defer s.finishVerb("capacity", time.Now(), &err)
 	c, err := s.host.Capacity(ctx)
 	if err != nil {
-		return api.Capacity{}, hostError(err, "ask the capacity of", "the host")
+		return api.Capacity{}, hosterror.Wrap(err, "ask the capacity of", "the host")
 	}
 	return api.Capacity{Driver: c.Driver, DriverVersion: c.Version, Accelerator: c.Accelerator, Isolation: c.Isolation,
 		CPUs: c.VCPUs, MemoryMB: c.MemoryMiB, MemoryFreeMB: c.MemoryFreeMiB, DiskMB: c.DiskMiB,

@@ -8,6 +8,7 @@ import (
 
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
+	"github.com/pandastack/pandastack/internal/control/sandbox/hosterror"
 	"github.com/pandastack/pandastack/internal/control/store"
 )
 
@@ -86,7 +87,7 @@ func (c *reconciler) sandboxes(ctx context.Context) error {
 	// The host is asked first: a machine in its list had its record by then.
 	machines, err := c.host.List(ctx)
 	if err != nil {
-		return hostError(err, "list machines of", "the host")
+		return hosterror.Wrap(err, "list machines of", "the host")
 	}
 	records, err := c.records.loadAll(ctx, store.SandboxQuery{})
 	if err != nil {
@@ -117,7 +118,7 @@ func (c *reconciler) sandboxes(ctx context.Context) error {
 func (c *reconciler) snapshots(ctx context.Context) error {
 	listed, err := c.host.Snapshots(ctx)
 	if err != nil {
-		return hostError(err, "list snapshots of", "the host")
+		return hosterror.Wrap(err, "list snapshots of", "the host")
 	}
 	records, err := c.records.loadAllSnapshots(ctx)
 	if err != nil {
@@ -175,7 +176,7 @@ func (s *Service) removeOrphan(ctx context.Context, m hostapi.Machine) error {
 	}
 	s.log.Warn("a machine without a sandbox is destroyed", "machine", m.ID)
 	if err := s.host.Destroy(ctx, m.ID, "it has no sandbox"); err != nil {
-		return hostError(err, "destroy", string(m.ID))
+		return hosterror.Wrap(err, "destroy", string(m.ID))
 	}
 	return nil
 }
@@ -256,11 +257,11 @@ func (s *Service) reconcileSnapshot(ctx context.Context, seen snapshotRecord) er
 func (s *Service) dropMissingSnapshot(ctx context.Context, snap *snapshotRecord) error {
 	_, err := s.host.GetSnapshot(ctx, hostapi.SnapshotID(snap.ID))
 	if !errors.Is(err, hostapi.ErrNotFound) {
-		return hostError(err, "look at snapshot", string(snap.ID))
+		return hosterror.Wrap(err, "look at snapshot", string(snap.ID))
 	}
 	c, err := s.host.Capacity(ctx)
 	if err != nil {
-		return hostError(err, "ask the host of snapshot", string(snap.ID))
+		return hosterror.Wrap(err, "ask the host of snapshot", string(snap.ID))
 	}
 	if snap.Host != "" && c.Host != "" && snap.Host != c.Host {
 		return nil // another host has it
@@ -276,7 +277,7 @@ func (s *Service) removeOrphanSnapshot(ctx context.Context, h hostapi.Snapshot) 
 	}
 	s.log.Warn("a snapshot without a record is deleted", "snapshot", h.ID)
 	if err := s.host.DeleteSnapshot(ctx, h.ID); err != nil && !errors.Is(err, hostapi.ErrNotFound) {
-		return hostError(err, "delete snapshot", string(h.ID))
+		return hosterror.Wrap(err, "delete snapshot", string(h.ID))
 	}
 	return nil
 }

@@ -15,8 +15,7 @@ import (
 	"github.com/pandastack/pandastack/internal/control/auth"
 	"github.com/pandastack/pandastack/internal/control/guestdial"
 	"github.com/pandastack/pandastack/internal/control/sandbox/activity"
-	"github.com/pandastack/pandastack/internal/control/sandbox/keylock"
-	"github.com/pandastack/pandastack/internal/control/sandbox/notify"
+	"github.com/pandastack/pandastack/internal/control/sandbox/keyed"
 	"github.com/pandastack/pandastack/internal/control/store"
 	"github.com/pandastack/pandastack/internal/lib/config"
 )
@@ -80,9 +79,9 @@ type Service struct {
 	observe   func(verb string, code api.Code, took time.Duration)
 	instance  string // this process, as the owner of operations
 
-	locks    keylock.Locks
+	locks    keyed.Locks
 	activity activity.Tracker
-	changes  notify.Hub // of events, by sandbox
+	changes  keyed.Hub // of events, by sandbox
 
 	capacityMu sync.Mutex
 	capacity   hostapi.Capacity

@@ -8,6 +8,8 @@ import (
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
 	"github.com/pandastack/pandastack/internal/control/auth"
+	"github.com/pandastack/pandastack/internal/control/page"
+	"github.com/pandastack/pandastack/internal/control/sandbox/hosterror"
 	"github.com/pandastack/pandastack/internal/control/store"
 )
 
@@ -99,7 +101,7 @@ func (s *Service) abortSnapshot(ctx context.Context, snap *snapshotRecord, why e
 func (s *Service) removeSnapshot(ctx context.Context, id api.SnapshotID) error {
 	err := s.host.DeleteSnapshot(ctx, hostapi.SnapshotID(id))
 	if err != nil && !errors.Is(err, hostapi.ErrNotFound) {
-		return hostError(err, "delete snapshot", string(id))
+		return hosterror.Wrap(err, "delete snapshot", string(id))
 	}
 	return s.db.Write(ctx, "snapshot remove", func(ctx context.Context, tx *store.Tx) error {
 		return tx.DeleteSnapshot(ctx, string(id))
@@ -187,7 +189,7 @@ func (s *Service) Snapshots(ctx context.Context, p auth.Principal, f api.Snapsho
 		return SnapshotPage{}, errNoWorkspace()
 	}
 	q := store.SnapshotQuery{Workspace: string(p.Workspace), Sandbox: string(f.SandboxID), State: store.SnapshotReady}
-	limit, err := pageOf(f.Limit, f.Cursor, &q.BeforeCreated, &q.BeforeID)
+	limit, err := page.Parse(f.Limit, f.Cursor, &q.BeforeCreated, &q.BeforeID)
 	if err != nil {
 		return SnapshotPage{}, err
 	}
@@ -198,16 +200,16 @@ func (s *Service) Snapshots(ctx context.Context, p auth.Principal, f api.Snapsho
 	if err != nil {
 		return SnapshotPage{}, err
 	}
-	page := SnapshotPage{Snapshots: []api.Snapshot{}}
+	result := SnapshotPage{Snapshots: []api.Snapshot{}}
 	for i := range rows {
 		if limit > 0 && i == limit {
-			page.Next = cursor(rows[i-1].Created, rows[i-1].ID)
+			result.Next = page.Cursor(rows[i-1].Created, rows[i-1].ID)
 			break
 		}
 		snap := newSnapshotRecord(&rows[i])
-		page.Snapshots = append(page.Snapshots, viewSnapshot(&snap))
+		result.Snapshots = append(result.Snapshots, viewSnapshot(&snap))
 	}
-	return page, nil
+	return result, nil
 }
 
 // DeleteSnapshot removes a snapshot; conflict if something still needs it.

@@ -8,6 +8,7 @@ import (
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
 	"github.com/pandastack/pandastack/internal/control/auth"
+	"github.com/pandastack/pandastack/internal/control/sandbox/hosterror"
 	"github.com/pandastack/pandastack/internal/control/store"
 )
 
@@ -25,7 +26,7 @@ func (s *Service) PushSnapshot(
 	defer release()
 	done, err := s.host.PushSnapshot(ctx, string(snap.Workspace), hostapi.SnapshotID(snap.ID))
 	if err != nil {
-		return api.TransferResult{}, hostError(err, "push snapshot", string(snap.ID))
+		return api.TransferResult{}, hosterror.Wrap(err, "push snapshot", string(snap.ID))
 	}
 	return api.TransferResult{Snapshot: viewSnapshot(&snap), NewBytes: done.Bytes, UploadedBytes: done.Uploaded,
 		StoredBytes: done.Stored, TookMS: done.Took.Milliseconds()}, nil
@@ -74,7 +75,7 @@ func (s *Service) PullSnapshot(
 		return api.TransferResult{}, s.abortSnapshot(ctx, &snap, notPushed(id))
 	}
 	if err != nil {
-		return api.TransferResult{}, s.abortSnapshot(ctx, &snap, hostError(err, "pull snapshot", string(snap.ID)))
+		return api.TransferResult{}, s.abortSnapshot(ctx, &snap, hosterror.Wrap(err, "pull snapshot", string(snap.ID)))
 	}
 	snap.State = store.SnapshotReady
 	snap.applyPull(done)
@@ -107,7 +108,7 @@ func (s *Service) DeletePushed(ctx context.Context, p auth.Principal, id api.Sna
 		return errNoWorkspace()
 	}
 	if err := s.host.DeletePushed(ctx, string(p.Workspace), hostapi.SnapshotID(id)); err != nil {
-		return hostError(err, "delete pushed snapshot", string(id))
+		return hosterror.Wrap(err, "delete pushed snapshot", string(id))
 	}
 	return nil
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
 	"github.com/pandastack/pandastack/internal/control/auth"
 	"github.com/pandastack/pandastack/internal/control/sandbox/activity"
+	"github.com/pandastack/pandastack/internal/control/sandbox/hosterror"
 	"github.com/pandastack/pandastack/internal/control/store"
 )
 
@@ -104,7 +105,7 @@ func (s *Service) Logs(ctx context.Context, p auth.Principal, id api.SandboxID) 
 	if err == nil {
 		text, err := s.host.Console(ctx, r.machineID())
 		if err != nil && !errors.Is(err, hostapi.ErrNotFound) && !errors.Is(err, hostapi.ErrWrongState) {
-			return Logs{}, hostError(err, "read the console of", string(r.ID))
+			return Logs{}, hosterror.Wrap(err, "read the console of", string(r.ID))
 		}
 		return Logs{Console: activity.Printable(text), Processes: s.activity.Processes(string(r.ID))}, nil
 	}

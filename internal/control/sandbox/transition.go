@@ -9,6 +9,7 @@ import (
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
 	"github.com/pandastack/pandastack/internal/control/auth"
+	"github.com/pandastack/pandastack/internal/control/sandbox/hosterror"
 )
 
 // transition is a step between states in which a sandbox can stay.
@@ -140,7 +141,7 @@ func (s *Service) runTransition(ctx context.Context, r *record, t transition) er
 // operationFailed returns why an operation on a sandbox failed, after it brought the record to what the host
 // says. The lock is held.
 func (s *Service) operationFailed(ctx context.Context, r *record, err error, doing string) error {
-	why := hostError(err, doing, string(r.ID))
+	why := hosterror.Wrap(err, doing, string(r.ID))
 	if cause := context.Cause(ctx); cause != nil && errors.Is(err, cause) {
 		why = cause
 	}

@@ -18,7 +18,8 @@ import (
 // KeyBytes is the length of Config.Key.
 const KeyBytes = 32
 
-// SecretPrefix begins the names of metadata that is stored encrypted, is never shown and cannot be searched for.
+// SecretPrefix begins the names of secret metadata. Their values are stored encrypted, are never
+// shown, and cannot be searched for.
 const SecretPrefix = "secret."
 
 // WrongKeyError reports that the store was written with another key.

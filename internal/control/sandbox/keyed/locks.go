@@ -1,5 +1,5 @@
-// Package keylock provides one lock per name, whose holder can be interrupted.
-package keylock
+// Package keyed provides locks and notifications that have names. The holder of a lock can be interrupted.
+package keyed
 
 import (
 	"context"

@@ -1,5 +1,4 @@
-// Package notify wakes subscribers when something changed, without saying what.
-package notify
+package keyed
 
 import "sync"
 
