@@ -107,6 +107,7 @@ func (n *node) network(ctx context.Context) (*netslot.Pool, error) {
 		return nil, fmt.Errorf("network: %w", err)
 	}
 	n.undo.Push("close network", pool.Close)
+	n.budgets = append(n.budgets, pool.Shares()...)
 	return pool, nil
 }
 

@@ -9,6 +9,7 @@ import (
 
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
+	"github.com/pandastack/pandastack/internal/lib/budget"
 	"github.com/pandastack/pandastack/internal/lib/obs"
 )
 
@@ -26,6 +27,9 @@ func (n *node) metrics(
 		return nil, nil, err
 	}
 	if err := reg.Register(newHostCollector(host, n.Version)); err != nil {
+		return nil, nil, err
+	}
+	if err := reg.Register(budget.Collector(n.budgets)); err != nil {
 		return nil, nil, err
 	}
 	return reg, func(verb string, code api.Code, took time.Duration) { ops.Observe(verb, string(code), took) }, nil

@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pandastack/pandastack/internal/host/blob"
+	"github.com/pandastack/pandastack/internal/lib/budget"
 	"github.com/pandastack/pandastack/internal/lib/cleanup"
 	"github.com/pandastack/pandastack/internal/lib/config"
 	"github.com/pandastack/pandastack/internal/lib/durable"
@@ -47,6 +48,8 @@ type Ready struct {
 type node struct {
 	Options
 	undo cleanup.Stack // stops and closes the components, last one first
+	// budgets are shared by the sandboxes of the node, for metrics.
+	budgets []*budget.Pool
 
 	fail context.CancelCauseFunc // stops the node with an error
 }

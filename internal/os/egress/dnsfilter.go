@@ -4,6 +4,8 @@ import (
 	"context"
 	"net/netip"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/miekg/dns"
@@ -39,17 +41,91 @@ func (r *Resolver) answerFiltered(ctx context.Context, q dns.Question, reply *dn
 		reply.Rcode, reply.Ns = dns.RcodeServerFailure, nil
 		return reply
 	}
-	for _, rr := range got.Answer {
-		switch rr.(type) {
-		case *dns.AAAA, *dns.HTTPS, *dns.SVCB:
+	records := slices.DeleteFunc(got.Answer, func(rr dns.RR) bool {
+		t := rr.Header().Rrtype
+		return t == dns.TypeHTTPS || t == dns.TypeSVCB
+	})
+	return withRecords(reply, records, func(a netip.Addr) bool { return slices.Contains(usable, a) })
+}
+
+// withRecords adds the records of an upstream reply to reply, without the addresses that are not open and without IPv6.
+// If no address is left, the name does not exist for the guest.
+func withRecords(reply *dns.Msg, records []dns.RR, open func(netip.Addr) bool) *dns.Msg {
+	removed, left := false, false
+	for _, rr := range records {
+		switch v := rr.(type) {
+		case *dns.AAAA:
 			continue
+		case *dns.HTTPS:
+			if !openHints(v.Value, open) {
+				removed = true
+				continue
+			}
+		case *dns.SVCB:
+			if !openHints(v.Value, open) {
+				removed = true
+				continue
+			}
 		}
-		if a, ok := addressOf(rr); ok && !slices.Contains(usable, a) {
-			continue
+		if a, ok := addressOf(rr); ok {
+			if !open(a) {
+				removed = true
+				continue
+			}
+			left = true
 		}
 		reply.Answer = append(reply.Answer, rr)
 	}
+	if removed && !left {
+		reply.Rcode, reply.Answer, reply.Ns = dns.RcodeNameError, nil, nil
+	}
 	return reply
+}
+
+// openHints reports whether the addresses in a service binding are all open.
+func openHints(values []dns.SVCBKeyValue, open func(netip.Addr) bool) bool {
+	for _, v := range values {
+		hints, ok := v.(*dns.SVCBIPv4Hint)
+		if !ok {
+			continue
+		}
+		for _, ip := range hints.Hint {
+			if a, ok := netip.AddrFromSlice(ip); !ok || !open(a.Unmap()) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// isOpen reports whether guests can reach an address.
+func (r *Resolver) isOpen(a netip.Addr) bool { return r.Closed == nil || !r.Closed(a) }
+
+// isClosedReverse reports whether name is that of an address in the reverse zones, or of a network, that guests cannot
+// reach.
+func (r *Resolver) isClosedReverse(name string) bool {
+	name = plainName(name)
+	if r.Closed == nil {
+		return false
+	}
+	if name == "ip6.arpa" || strings.HasSuffix(name, ".ip6.arpa") {
+		return true
+	}
+	labels, ok := strings.CutSuffix(name, ".in-addr.arpa")
+	if !ok {
+		return false
+	}
+	var b [4]byte
+	at := 0
+	for _, l := range slices.Backward(strings.Split(labels, ".")) {
+		n, err := strconv.ParseUint(l, 10, 8)
+		if err != nil || at == len(b) { // a zone of less than 256 addresses (RFC 2317)
+			break
+		}
+		b[at] = byte(n)
+		at++
+	}
+	return at > 0 && r.Closed(netip.AddrFrom4(b))
 }
 
 // addressOf returns the IPv4 address of an answer record.

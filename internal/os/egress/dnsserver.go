@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/miekg/dns"
+
+	"github.com/pandastack/pandastack/internal/lib/budget"
 )
 
 // DNSServer resolves one guest's questions on two sockets. It owns the sockets and its goroutines.
@@ -19,16 +21,28 @@ type DNSServer struct {
 	wg       sync.WaitGroup
 	slots    chan struct{} // one token per question in flight
 	conns    chan struct{} // one token per connection
+	share    *budget.Account
 
 	mu    sync.Mutex
 	names Names
 }
 
-// ServeDNS starts a server that resolves questions with r, until Close. It reads them from packets and listener.
-// names decides on each question; nil: every name is allowed.
-func ServeDNS(ctx context.Context, r *Resolver, packets net.PacketConn, listener net.Listener, names Names) *DNSServer {
+// DNSConfig configures a DNSServer.
+type DNSConfig struct {
+	Resolver *Resolver
+	Packets  net.PacketConn // where questions come from, with Listener; the server closes both
+	Listener net.Listener
+	Names    Names // decides on each question; nil: every name is allowed
+	// Share pays for questions in progress out of what all guests of the host share; those that it refuses are dropped.
+	// The server closes it. nil: only the limits of one guest hold.
+	Share *budget.Account
+}
+
+// ServeDNS starts a server that resolves questions, until Close.
+func ServeDNS(ctx context.Context, cfg DNSConfig) *DNSServer {
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
-	s := &DNSServer{resolver: r, packets: packets, listener: listener, cancel: cancel, names: names,
+	s := &DNSServer{resolver: cfg.Resolver, packets: cfg.Packets, listener: cfg.Listener, cancel: cancel,
+		names: cfg.Names, share: cfg.Share,
 		slots: make(chan struct{}, inFlight), conns: make(chan struct{}, connections)}
 	s.wg.Go(func() { s.datagrams(ctx) })
 	s.wg.Go(func() { s.streams(ctx) })
@@ -53,6 +67,7 @@ func (s *DNSServer) Close() error {
 	s.cancel(errors.New("resolver closed"))
 	err := errors.Join(s.packets.Close(), s.listener.Close())
 	s.wg.Wait()
+	s.share.Close()
 	return err
 }
 
@@ -75,8 +90,12 @@ func (s *DNSServer) datagrams(ctx context.Context) {
 		default:
 			continue // more questions than the limit; the guest will ask again
 		}
+		if s.share.Take(1) != nil {
+			<-s.slots
+			continue
+		}
 		s.wg.Go(func() {
-			defer func() { <-s.slots }()
+			defer func() { <-s.slots; s.share.Give(1) }()
 			reply := s.reply(ctx, m)
 			size := plainUDPSize
 			if o := m.IsEdns0(); o != nil {
@@ -133,7 +152,11 @@ func (s *DNSServer) stream(ctx context.Context, c net.Conn) {
 		if err != nil || m.Response {
 			return
 		}
+		if s.share.Take(1) != nil {
+			return
+		}
 		reply := s.reply(ctx, m)
+		s.share.Give(1)
 		if m.IsEdns0() != nil {
 			reply.SetEdns0(udpSize, false)
 		}

@@ -4,6 +4,8 @@
 // own, one plain question each, so that a guest's message never leaves as it came. A DNSServer serves one guest on
 // two sockets that the caller opened where the guest reaches them.
 //
+// Limits hold for each guest; what all guests share is paid for with accounts of package budget.
+//
 // The package does not know slots, namespaces or firewalls: its caller opens the sockets and loads the rules.
 //
 // All methods are safe for concurrent use. Every goroutine belongs to a server whose Close waits for it.

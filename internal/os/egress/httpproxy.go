@@ -27,7 +27,7 @@ func (c *conn) serveHTTP(first []byte) {
 	l := &oneConn{ctx: c.ctx, conn: &prefixed{Conn: c.client, rest: io.MultiReader(bytes.NewReader(first), c.client)}}
 	transport := &http.Transport{
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return c.proxy.cfg.Dial(ctx, c.to)
+			return c.dial(ctx)
 		},
 		DisableCompression:  true,
 		MaxIdleConnsPerHost: 1,
@@ -77,6 +77,9 @@ func (c *conn) handler(transport http.RoundTripper, end func()) http.Handler {
 			w.Header().Set("Connection", "close")
 			http.Error(w, "The egress policy does not allow this request.", http.StatusForbidden)
 			return
+		}
+		if !strings.EqualFold(strings.Join(r.Header.Values("Upgrade"), ","), "websocket") {
+			r.Header.Del("Upgrade") // the hosts of requests in another protocol, such as h2c, would not be seen
 		}
 		t := &hijackTracker{ResponseWriter: w}
 		proxy.ServeHTTP(t, r)

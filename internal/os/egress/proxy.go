@@ -8,13 +8,22 @@ import (
 	"net/netip"
 	"sync"
 	"time"
+
+	"golang.org/x/sync/semaphore"
+	"golang.org/x/time/rate"
+
+	"github.com/pandastack/pandastack/internal/lib/budget"
 )
 
 // Limits of the proxy.
 const (
-	maxConns   = 512              // connections of one guest at once; more are refused
+	// MaxConns is the number of connections of one guest at once; more are refused.
+	MaxConns = 512
+	// MaxDials is the number of connections that may be dialled at once for one guest; more wait.
+	MaxDials = 64
+
 	helloLimit = 15 * time.Second // for a web client to send its request
-	dialLimit  = 30 * time.Second
+	dialLimit  = 30 * time.Second // with the wait for other dials
 )
 
 // ProxyConfig configures a proxy.
@@ -24,6 +33,11 @@ type ProxyConfig struct {
 	Original func(net.Conn) (netip.AddrPort, error)
 	// Dial connects to the destination from the guest's network namespace.
 	Dial func(ctx context.Context, to netip.AddrPort) (net.Conn, error)
+	// Conns and Dials pay for connections and dials out of what all guests of the host share. A connection or dial that
+	// they refuse fails. The proxy closes them. nil: only the limits of one guest hold.
+	Conns, Dials *budget.Account
+	// Rate limits the new connections to servers a second. A dial waits for it. nil: no limit.
+	Rate *rate.Limiter
 }
 
 // Proxy inspects one guest's connections, and passes on those that the enforcer allows. It owns its listener,
@@ -33,6 +47,7 @@ type Proxy struct {
 	listener net.Listener
 	cancel   context.CancelCauseFunc
 	wg       sync.WaitGroup
+	dials    *semaphore.Weighted
 
 	mu    sync.Mutex
 	conns map[*conn]bool // +checklocks:mu
@@ -41,7 +56,9 @@ type Proxy struct {
 // ServeProxy starts a proxy on a listener, until Close.
 func ServeProxy(ctx context.Context, l net.Listener, cfg ProxyConfig) *Proxy {
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
-	p := &Proxy{cfg: cfg, listener: l, cancel: cancel, conns: map[*conn]bool{}}
+	p := &Proxy{
+		cfg: cfg, listener: l, cancel: cancel, dials: semaphore.NewWeighted(MaxDials), conns: map[*conn]bool{},
+	}
 	p.wg.Go(func() { p.accept(ctx) })
 	return p
 }
@@ -51,6 +68,8 @@ func (p *Proxy) Close() error {
 	p.cancel(errors.New("proxy closed"))
 	err := p.listener.Close()
 	p.wg.Wait()
+	p.cfg.Conns.Close()
+	p.cfg.Dials.Close()
 	return err
 }
 
@@ -93,7 +112,7 @@ func (p *Proxy) admit(ctx context.Context, client net.Conn) *conn {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if len(p.conns) >= maxConns {
+	if len(p.conns) >= MaxConns || p.cfg.Conns.Take(1) != nil {
 		return nil
 	}
 	c := &conn{proxy: p, client: client, to: to}
@@ -107,6 +126,7 @@ func (p *Proxy) forget(c *conn) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	delete(p.conns, c)
+	p.cfg.Conns.Give(1)
 }
 
 // conn is one connection of the guest.
@@ -165,7 +185,7 @@ func (c *conn) serveWeb() {
 	if !c.allowed(found.kind, found.name) {
 		return
 	}
-	server, err := c.dial()
+	server, err := c.connect()
 	if err != nil {
 		return
 	}
@@ -183,7 +203,7 @@ func (c *conn) serveOther() {
 		c.allowed(KindTCP, "") // for the log
 		return
 	}
-	server, err := c.dial()
+	server, err := c.connect()
 	if err != nil {
 		return
 	}
@@ -245,14 +265,35 @@ func closeWrite(c net.Conn) {
 	}
 }
 
-// dial connects to the destination; the connection ends with c.
-func (c *conn) dial() (net.Conn, error) {
-	ctx, cancel := context.WithTimeoutCause(c.ctx, dialLimit,
-		errors.New("server did not accept the connection in time"))
-	defer cancel()
-	server, err := c.proxy.cfg.Dial(ctx, c.to)
+// connect connects to the destination; the connection ends with c.
+func (c *conn) connect() (net.Conn, error) {
+	server, err := c.dial(c.ctx)
 	if err == nil {
 		context.AfterFunc(c.ctx, func() { _ = server.Close() })
 	}
 	return server, err
+}
+
+// dial connects to the destination, within the limits of the guest and of the host.
+func (c *conn) dial(ctx context.Context) (net.Conn, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, dialLimit,
+		errors.New("server did not accept the connection in time"))
+	defer cancel()
+	stop := context.AfterFunc(c.ctx, cancel)
+	defer stop()
+	p := c.proxy
+	if err := p.dials.Acquire(ctx, 1); err != nil {
+		return nil, err
+	}
+	defer p.dials.Release(1)
+	if err := p.cfg.Dials.Take(1); err != nil {
+		return nil, err
+	}
+	defer p.cfg.Dials.Give(1)
+	if p.cfg.Rate != nil {
+		if err := p.cfg.Rate.Wait(ctx); err != nil {
+			return nil, err
+		}
+	}
+	return p.cfg.Dial(ctx, c.to)
 }

@@ -253,7 +253,7 @@ func TestProxyPassesUpgrades(t *testing.T) {
 			return
 		}
 		defer c.Close()
-		fmt.Fprint(rw, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: test\r\n\r\n")
+		fmt.Fprint(rw, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
 		rw.Flush()
 		line, err := rw.ReadString('\n')
 		if err == nil {
@@ -265,7 +265,7 @@ func TestProxyPassesUpgrades(t *testing.T) {
 	p := newProxied(t, onlyA, "1.1.1.1:80", srv.Listener.Addr().String())
 	learn(t, p.guard, "a.com", time.Hour, "1.1.1.1")
 	c := p.dial()
-	fmt.Fprint(c, "GET / HTTP/1.1\r\nHost: a.com\r\nConnection: Upgrade\r\nUpgrade: test\r\n\r\n")
+	fmt.Fprint(c, "GET / HTTP/1.1\r\nHost: a.com\r\nConnection: Upgrade\r\nUpgrade: WebSocket\r\n\r\n")
 	r := bufio.NewReader(c)
 	resp, err := http.ReadResponse(r, nil)
 	if err != nil || resp.StatusCode != http.StatusSwitchingProtocols {
@@ -312,7 +312,7 @@ func TestRecheckEndsConnections(t *testing.T) {
 func TestProxyIsBounded(t *testing.T) {
 	p := newProxied(t, onlyA, "1.1.1.1:443", "127.0.0.1:1")
 	var open []net.Conn
-	for range maxConns {
+	for range MaxConns {
 		open = append(open, p.dial())
 	}
 	one := []byte{0}

@@ -29,6 +29,9 @@ type Resolver struct {
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 	// Upstreams returns the resolvers to query, best first.
 	Upstreams func() ([]netip.AddrPort, error)
+	// Closed reports whether guests cannot reach an address. Such addresses are removed from replies, so that guests do
+	// not learn private names from the host's resolvers. nil: none is removed.
+	Closed func(netip.Addr) bool
 }
 
 // Names decides which names a guest may resolve, and records the addresses it learned.
@@ -70,6 +73,10 @@ func (r *Resolver) answer(ctx context.Context, m *dns.Msg, names Names) *dns.Msg
 		reply.Rcode = dns.RcodeRefused
 		return reply
 	}
+	if r.isClosedReverse(q.Name) {
+		reply.Rcode = dns.RcodeNameError
+		return reply
+	}
 	if names != nil {
 		return r.answerFiltered(ctx, q, reply, names)
 	}
@@ -78,8 +85,8 @@ func (r *Resolver) answer(ctx context.Context, m *dns.Msg, names Names) *dns.Msg
 		reply.Rcode = dns.RcodeServerFailure
 		return reply
 	}
-	reply.Rcode, reply.Answer, reply.Ns = got.Rcode, got.Answer, got.Ns
-	return reply
+	reply.Rcode, reply.Ns = got.Rcode, got.Ns
+	return withRecords(reply, got.Answer, r.isOpen)
 }
 
 // ask sends a question upstream, as a new message that contains nothing else of the guest's.

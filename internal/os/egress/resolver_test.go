@@ -235,7 +235,7 @@ func TestDNSServerServesAndCloses(t *testing.T) {
 		return a
 	})
 	pc, l := bothSockets(t)
-	s := ServeDNS(context.Background(), r, pc, l, nil)
+	s := ServeDNS(context.Background(), DNSConfig{Resolver: r, Packets: pc, Listener: l})
 	garbage, err := net.Dial("udp", pc.LocalAddr().String())
 	if err != nil {
 		t.Fatal(err)

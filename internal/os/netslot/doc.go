@@ -21,8 +21,8 @@
 //
 // A forwarder in this process resolves names on the gateway address inside each namespace. It always exists,
 // whichever resolvers the host has: a guest cannot reach resolvers on loopback or on private addresses, a baked guest
-// has one resolver address for ever, and policies by name need to see the questions. With egress off it is closed as
-// well, so that DNS leaks nothing.
+// has one resolver address for ever, and policies by name need to see the questions. It removes closed addresses from
+// replies. With egress off it is closed as well, so that DNS leaks nothing.
 //
 // Config.In and Out limit the traffic to and from a guest: a token bucket on tap0, and one on veth0. They are set up
 // before a slot is acquired, so they cost a machine's start nothing, and hold for every monitor. Traffic between host

@@ -138,18 +138,17 @@ func (s *Slot) startProxy(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("listen for connections: %w", err)
 	}
-	s.proxy = egress.ServeProxy(ctx, l, egress.ProxyConfig{Guard: s.enforcer, Original: originalDest, Dial: s.dialOut})
+	owner := strconv.Itoa(s.Index)
+	s.proxy = egress.ServeProxy(ctx, l, egress.ProxyConfig{
+		Guard: s.enforcer, Original: originalDest, Dial: s.dialOut,
+		Conns: s.pool.shares.conns.Open(owner), Dials: s.pool.shares.dials.Open(owner),
+	})
 	return nil
 }
 
 // dialOut connects from the slot's namespace, so that the host's rules apply as they do for the guest.
-func (s *Slot) dialOut(ctx context.Context, to netip.AddrPort) (c net.Conn, err error) {
-	err = s.inside(func() error {
-		var d net.Dialer
-		c, err = d.DialContext(ctx, "tcp4", to.String())
-		return err
-	})
-	return c, err
+func (s *Slot) dialOut(ctx context.Context, to netip.AddrPort) (net.Conn, error) {
+	return s.pool.dialFrom(ctx, s.inside, "tcp", to)
 }
 
 // originalDest returns the destination of a connection before it was redirected to the proxy.

@@ -10,6 +10,8 @@ import (
 	"slices"
 	"sync"
 
+	"golang.org/x/sync/semaphore"
+
 	"github.com/pandastack/pandastack/internal/os/egress"
 )
 
@@ -55,6 +57,8 @@ type Pool struct {
 	nudge     chan struct{} // one token: Run has work
 
 	resolver *egress.Resolver
+	shares   shares
+	entering *semaphore.Weighted // of dials that are in a namespace
 
 	mu    sync.Mutex
 	slots map[int]*entry // +checklocks:mu
@@ -68,7 +72,8 @@ func New(c Config) (*Pool, error) {
 	if err != nil {
 		return nil, fmt.Errorf("network slots: %w", err)
 	}
-	p := &Pool{cfg: c, nudge: make(chan struct{}, 1), slots: map[int]*entry{}}
+	p := &Pool{cfg: c, nudge: make(chan struct{}, 1), slots: map[int]*entry{}, shares: newShares(),
+		entering: semaphore.NewWeighted(maxEntering)}
 	p.resolver = p.newResolver()
 	return p, nil
 }

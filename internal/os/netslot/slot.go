@@ -87,7 +87,7 @@ func (s *Slot) closeFiles() error {
 
 // listen starts the resolver of the slot, from a thread in its namespace.
 func (s *Slot) listen(ctx context.Context) error {
-	n, err := s.pool.listenDNS(ctx)
+	n, err := s.pool.listenDNS(ctx, s.Index)
 	if err != nil {
 		return err
 	}
