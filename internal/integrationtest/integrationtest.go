@@ -30,6 +30,7 @@ import (
 	"github.com/pandastack/pandastack/internal/ingress/httpapi"
 	"github.com/pandastack/pandastack/internal/ingress/proxy"
 	"github.com/pandastack/pandastack/internal/ingress/repl"
+	"github.com/pandastack/pandastack/internal/lib/ballast"
 	"github.com/pandastack/pandastack/internal/vmm/fake"
 )
 
@@ -116,8 +117,15 @@ func (w *Platform) start() {
 	ctx := w.t.Context()
 	log := slog.New(slog.NewTextHandler(io.Discard, nil))
 	host := w.openHost(ctx, log)
+	weight, err := ballast.In(w.Dir)
+	w.must(err)
+	w.runUntilStop(func(ctx context.Context) error { return weight.Run(ctx, log) })
 	db, err := store.Open(ctx, store.Config{
 		DSN: filepath.Join(w.Dir, "control.db"), Key: bytes.Repeat([]byte{7}, store.KeyBytes),
+		MakeSpace: func() bool {
+			made, err := weight.Release()
+			return err == nil && made
+		},
 	})
 	w.must(err)
 	w.cleanup(func() { _ = db.Close() }) // the node has stopped

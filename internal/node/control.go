@@ -37,7 +37,9 @@ func (n *node) control(ctx context.Context, host hostapi.Host) (handler http.Han
 	if err != nil {
 		return nil, "", err
 	}
-	db, err := store.Open(ctx, store.Config{DSN: n.path("control.db"), Key: derive(secret, "store")})
+	db, err := store.Open(ctx, store.Config{
+		DSN: n.path("control.db"), Key: derive(secret, "store"), MakeSpace: n.makeSpace,
+	})
 	if err != nil {
 		return nil, "", fmt.Errorf("control plane: %w", err)
 	}

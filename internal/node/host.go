@@ -12,6 +12,7 @@ import (
 	"github.com/pandastack/pandastack/internal/host/agent"
 	"github.com/pandastack/pandastack/internal/host/machine"
 	"github.com/pandastack/pandastack/internal/image/kernel"
+	"github.com/pandastack/pandastack/internal/lib/ballast"
 	"github.com/pandastack/pandastack/internal/os/disk"
 	"github.com/pandastack/pandastack/internal/os/egress"
 	"github.com/pandastack/pandastack/internal/os/jail"
@@ -35,8 +36,21 @@ func (n *node) openDataDir(ctx context.Context) error {
 		return err
 	}
 	n.undo.Push("unlock data directory", func(context.Context) error { return held.Close() })
+	if n.ballast, err = ballast.In(dir); err != nil {
+		return fmt.Errorf("data directory: %w", err)
+	}
+	n.run(ctx, "ballast", func(ctx context.Context) error { return n.ballast.Run(ctx, n.Log) })
 	n.run(ctx, "trim", n.trim)
 	return nil
+}
+
+// makeSpace gives up the ballast of the data directory if that is full, and reports whether there is space now.
+func (n *node) makeSpace() bool {
+	made, err := n.ballast.Release()
+	if err != nil {
+		n.Log.Error("no space made for the database", "err", err)
+	}
+	return made
 }
 
 // trimEvery is the interval at which free space of the data directory's image is returned to the disk below it.

@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pandastack/pandastack/internal/host/blob"
+	"github.com/pandastack/pandastack/internal/lib/ballast"
 	"github.com/pandastack/pandastack/internal/lib/budget"
 	"github.com/pandastack/pandastack/internal/lib/cleanup"
 	"github.com/pandastack/pandastack/internal/lib/config"
@@ -50,6 +51,7 @@ type node struct {
 	undo cleanup.Stack // stops and closes the components, last one first
 	// budgets are shared by the sandboxes of the node, for metrics.
 	budgets []*budget.Pool
+	ballast *ballast.Ballast // of the data directory
 
 	fail context.CancelCauseFunc // stops the node with an error
 }

@@ -33,6 +33,9 @@ type Config struct {
 	// begins with SecretPrefix. It has KeyBytes bytes. A store that was written without a key is encrypted by Open; one
 	// that was written with another key is refused with a *WrongKeyError. Without a key values are stored as they are.
 	Key []byte
+	// MakeSpace is called when a Write fails because the file system of a SQLite file is full. If it returns true there
+	// is space now, and the Write is tried once more; nil: there never is.
+	MakeSpace func() bool
 	// Fault is for tests: it is called with the name of each Write before it begins (committed false)
 	// and after it is on disk (true), and Write returns its error.
 	Fault func(op string, committed bool) error
@@ -51,6 +54,7 @@ func (e *NewerError) Error() string {
 type DB struct {
 	write, read *bun.DB
 	postgres    bool
+	makeSpace   func() bool // nil: none can be made
 	fault       func(op string, committed bool) error
 	id          string
 	sealer      *sealer
@@ -68,7 +72,12 @@ func Open(ctx context.Context, cfg Config) (*DB, error) {
 		return nil, fmt.Errorf("store: %w", err)
 	}
 	db.sealer = sealer
-	if err := db.migrate(ctx); err != nil {
+	db.makeSpace = cfg.MakeSpace
+	err = db.migrate(ctx)
+	if db.canRetry(err) {
+		err = db.migrate(ctx)
+	}
+	if err != nil {
 		return nil, errors.Join(fmt.Errorf("store %s: %w", redactedDSN(cfg.DSN), err), db.Close())
 	}
 	if err := db.identify(ctx); err != nil {
@@ -124,7 +133,8 @@ func connectSQLite(path string) (*DB, error) {
 	if err := f.Close(); err != nil {
 		return nil, err
 	}
-	pragmas := "_pragma=busy_timeout(10000)&_pragma=journal_mode(WAL)&_pragma=synchronous(FULL)&_pragma=foreign_keys(1)"
+	pragmas := "_pragma=busy_timeout(10000)&_pragma=journal_mode(WAL)&_pragma=synchronous(FULL)" +
+		"&_pragma=foreign_keys(1)&_pragma=temp_store(MEMORY)"
 	open := func(conns int, more string) (*sql.DB, error) {
 		pool, err := sql.Open("sqlite", "file:"+(&url.URL{Path: path}).EscapedPath()+"?"+pragmas+more)
 		if err != nil {

@@ -24,16 +24,23 @@ type Tx struct {
 
 // Write runs f in one transaction, which has no effect if f or the commit returns an error.
 //
-// op names it for the tests that fail it. f must use only tx, and must not keep it.
+// op names it for the tests that fail it. f must use only tx, and must not keep it. On a full disk f may be called
+// twice, of which the first call had no effect.
 func (d *DB) Write(ctx context.Context, op string, f func(ctx context.Context, tx *Tx) error) error {
 	if d.fault != nil {
 		if err := d.fault(op, false); err != nil {
 			return err
 		}
 	}
-	err := d.write.RunInTx(ctx, &sql.TxOptions{}, func(ctx context.Context, tx bun.Tx) error {
-		return f(ctx, &Tx{db: tx, postgres: d.postgres, sealer: d.sealer})
-	})
+	run := func() error {
+		return d.write.RunInTx(ctx, &sql.TxOptions{}, func(ctx context.Context, tx bun.Tx) error {
+			return f(ctx, &Tx{db: tx, postgres: d.postgres, sealer: d.sealer})
+		})
+	}
+	err := run()
+	if d.canRetry(err) {
+		err = run()
+	}
 	if err != nil {
 		return err
 	}

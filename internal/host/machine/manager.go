@@ -128,6 +128,7 @@ type machine struct {
 	phases    []obs.Phase
 	cpuSample cpuSample
 	wait      *spaceWait // why it does not run although it should; see waiting
+	lastWait  spaceWait  // the one before, whose guest continued
 	diskBytes int64      // that removing its disks would free, as last measured
 	// consoleTail is read and written by the owner alone.
 	consoleTail []byte

@@ -24,11 +24,13 @@ type spaceWait struct {
 	delay     time.Duration // between two attempts
 }
 
-// Delays between attempts to let the guest continue, in intervals of the space keeper: a quota may be full although
-// the file system is not.
+// In intervals of the space keeper: the delays between attempts to let the guest continue, since a quota may be full
+// although the file system is not; and how long a guest that was let continue may take to find no space again. Its
+// monitor repeats the write at once, but a full file system first writes out what it holds back: a second on XFS.
 const (
 	firstSpaceDelay = 5
 	maxSpaceDelay   = 150
+	spaceSettles    = 10
 )
 
 // errWaitsForSpace is why an operation on a waiting machine is not possible.
@@ -77,10 +79,13 @@ func (m *Manager) monitorStopped(mc *machine, vm vmm.Machine) {
 // startWaiting records that a machine waits, unless it does already, and tells so.
 func (m *Manager) startWaiting(mc *machine, w *spaceWait) {
 	w.delay = firstSpaceDelay * m.cfg.SpaceInterval
-	w.next = time.Now().Add(w.delay)
 	mc.mu.Lock()
 	fresh := mc.waitingLocked() == nil && mc.vm == w.vm && mc.rec.State == running
 	if fresh {
+		if last := mc.lastWait; last.vm == w.vm && time.Since(last.continued) < 2*m.spaceSettles() {
+			w.delay = min(2*last.delay, maxSpaceDelay*m.cfg.SpaceInterval)
+		}
+		w.next = time.Now().Add(w.delay)
 		mc.wait = w
 	}
 	mc.mu.Unlock()
@@ -95,7 +100,8 @@ func (m *Manager) startWaiting(mc *machine, w *spaceWait) {
 func (m *Manager) stopWaiting(mc *machine, w *spaceWait) {
 	mc.set(func() {
 		if mc.wait == w {
-			mc.wait = nil
+			mc.wait, mc.lastWait = nil, *w
+			mc.lastWait.continued = time.Now()
 		}
 	})
 	m.recordHalted(mc, false)
@@ -139,9 +145,8 @@ func (m *Manager) adoptWaiting(ctx context.Context, mc *machine) bool {
 	return true
 }
 
-// resumeGrace is how long a guest that was let continue has to find no space again: its monitor repeats the write at
-// once.
-const resumeGrace = 300 * time.Millisecond
+// spaceSettles returns how long it takes to know that a guest that was let continue has found space.
+func (m *Manager) spaceSettles() time.Duration { return spaceSettles * m.cfg.SpaceInterval }
 
 // resumeWaiting is Resume of a machine that waits for disk space. The caller owns the machine.
 func (m *Manager) resumeWaiting(ctx context.Context, mc *machine, w *spaceWait) error {
@@ -156,12 +161,14 @@ func (m *Manager) resumeWaiting(ctx context.Context, mc *machine, w *spaceWait) 
 	if err := w.vm.Resume(ctx); err != nil {
 		return fmt.Errorf("resume machine %s: %w", mc.id, err)
 	}
-	select {
-	case <-time.After(resumeGrace):
-	case <-w.vm.Done():
-		return fmt.Errorf("resume machine %s: %w", mc.id, errors.Join(vmm.ErrGone, w.vm.Err()))
-	case <-ctx.Done():
-		return context.Cause(ctx)
+	if !w.halted {
+		select {
+		case <-time.After(m.spaceSettles()):
+		case <-w.vm.Done():
+			return fmt.Errorf("resume machine %s: %w", mc.id, errors.Join(vmm.ErrGone, w.vm.Err()))
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
 	}
 	if monitorWaits(w.vm) {
 		return fmt.Errorf("resume machine %s: there still is no disk space for what it writes: %w",

@@ -148,7 +148,7 @@ func (k *spaceKeeper) tryContinue(ctx context.Context, mc *machine, w *spaceWait
 	mc.mu.Lock()
 	tried, next := w.continued, w.next
 	mc.mu.Unlock()
-	if !tried.IsZero() && now.Sub(tried) < k.m.cfg.SpaceInterval {
+	if !tried.IsZero() && now.Sub(tried) < k.m.spaceSettles() && !monitorWaits(w.vm) {
 		return // the monitor may be repeating the write
 	}
 	runs := !w.halted && !monitorWaits(w.vm) // an operation that was in progress let it continue
@@ -160,8 +160,7 @@ func (k *spaceKeeper) tryContinue(ctx context.Context, mc *machine, w *spaceWait
 		if mc.removed || mc.waiting() != w {
 			return
 		}
-		if w.continued.IsZero() && !runs {
-			k.m.letContinue(ctx, mc, w)
+		if w.continued.IsZero() && !runs && (!k.m.letContinue(ctx, mc, w) || !w.halted) {
 			return
 		}
 		if !w.halted && monitorWaits(w.vm) {
@@ -181,14 +180,16 @@ func (k *spaceKeeper) tryContinue(ctx context.Context, mc *machine, w *spaceWait
 	})
 }
 
-// letContinue lets the guest of a waiting machine run. A later check finds out whether there was space.
-func (m *Manager) letContinue(ctx context.Context, mc *machine, w *spaceWait) {
+// letContinue lets the guest of a waiting machine run and reports whether it does. A later check finds out whether
+// there was space for the write that its monitor repeats.
+func (m *Manager) letContinue(ctx context.Context, mc *machine, w *spaceWait) bool {
 	if err := w.vm.Resume(ctx); err != nil {
 		m.log.Warn("machine that waited for disk space does not continue", "machine", mc.id, "err", err)
 		mc.set(func() { w.next = time.Now().Add(w.delay) })
-		return
+		return false
 	}
 	mc.set(func() { w.continued = time.Now() })
+	return true
 }
 
 // tryLock makes the caller the owner of a machine unless an operation is in progress.

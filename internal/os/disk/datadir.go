@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/pandastack/pandastack/internal/lib/ballast"
 	"github.com/pandastack/pandastack/internal/lib/cleanup"
 	"golang.org/x/sys/unix"
 )
@@ -23,7 +24,7 @@ func ImagePath(dir string) string { return filepath.Clean(dir) + ".xfs" }
 // EnsureDataDir makes dir usable as a data directory. Afterwards dir exists and can clone files. If
 // CreateDataDir put an XFS image next to dir, the image is mounted. The returned function unmounts what this
 // call mounted, and nothing else; it is never nil. EnsureDataDir returns *NoReflinkError for a directory that
-// cannot clone files and has no image.
+// cannot clone files and has no image, and *FullError for one on a full file system without ballast.
 func EnsureDataDir(ctx context.Context, dir string) (release func(context.Context) error, err error) {
 	nothing := func(context.Context) error { return nil }
 	var undo cleanup.Stack
@@ -46,10 +47,27 @@ func EnsureDataDir(ctx context.Context, dir string) (release func(context.Contex
 	} else if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nothing, fmt.Errorf("data directory: %w", err)
 	}
-	if err := Probe(dir); err != nil {
+	if err := probeFull(dir); err != nil {
 		return nothing, err
 	}
 	return release, nil
+}
+
+// probeFull is Probe of a data directory. On a full file system it gives up the ballast first, so that a node can start
+// and users can delete.
+func probeFull(dir string) error {
+	err := Probe(dir)
+	if _, full := errors.AsType[*FullError](err); !full {
+		return err
+	}
+	b, other := ballast.In(dir)
+	if other != nil {
+		return errors.Join(err, other)
+	}
+	if made, other := b.Release(); other != nil || !made {
+		return errors.Join(err, other)
+	}
+	return Probe(dir)
 }
 
 // CreateDataDir makes a sparse XFS image for the data directory dir and mounts it there. bytes is the size of
