@@ -97,3 +97,19 @@ type Preview struct {
 	Paths     []string  `json:"paths,omitempty"`
 	ExpiresAt time.Time `json:"expires_at"`
 }
+
+// PreviewInfo is a signed preview address without what is secret in it.
+type PreviewInfo struct {
+	ID        string     `json:"id"`
+	Port      int        `json:"port"`
+	Paths     []string   `json:"paths,omitempty" doc:"Only paths with one of these prefixes; all if absent."`
+	CreatedBy string     `json:"created_by" doc:"Prefix of the key that made it."`
+	CreatedAt time.Time  `json:"created_at"`
+	ExpiresAt time.Time  `json:"expires_at"`
+	RevokedAt *time.Time `json:"revoked_at,omitempty"`
+}
+
+// PreviewList is the response of GET /v1/sandboxes/{id}/previews, newest first.
+type PreviewList struct {
+	Previews []PreviewInfo `json:"previews"`
+}

@@ -199,6 +199,23 @@ func (s *Sandboxes) Preview(ctx context.Context, id api.SandboxID, req api.Previ
 	return out, err
 }
 
+// Previews returns the previews of a sandbox that have not expired, newest first.
+func (s *Sandboxes) Previews(ctx context.Context, id api.SandboxID) ([]api.PreviewInfo, error) {
+	var out api.PreviewList
+	err := s.c.do(ctx, get(sandboxPath(id, "previews")), &out)
+	return out.Previews, err
+}
+
+// RevokePreview revokes a preview by its id. Open requests end.
+func (s *Sandboxes) RevokePreview(ctx context.Context, id api.SandboxID, preview string) error {
+	return s.c.do(ctx, del(sandboxPath(id, "previews", preview)), nil)
+}
+
+// RevokePreviews revokes all previews of a sandbox.
+func (s *Sandboxes) RevokePreviews(ctx context.Context, id api.SandboxID) error {
+	return s.c.do(ctx, del(sandboxPath(id, "previews")), nil)
+}
+
 // Logs returns what the sandbox printed. The caller closes the reader.
 //
 // stream is "stdout", "stderr", "console" or "both", which is all of them and the default.

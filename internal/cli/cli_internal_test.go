@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/internal/ingress/proxy"
 	"github.com/pandastack/pandastack/internal/lib/config"
 )
 
@@ -176,6 +177,19 @@ func TestConformanceNeedsAGuest(t *testing.T) {
 		_, err := monitor(t.Context(), "firecracker", n)
 		if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "pandastack doctor") {
 			t.Errorf("%s: got %v, want %q and what to do", path, err, want)
+		}
+	}
+}
+
+// TestPreviewID checks that previews can be named by their id, token or URL.
+func TestPreviewID(t *testing.T) {
+	token, id := proxy.SignPreview(bytes.Repeat([]byte("k"), 32), proxy.Preview{Sandbox: "sbxa", Port: 80})
+	for _, text := range []string{
+		id, token, "http://80-sbxa.localhost:7700/x?a=b&pandastack_preview=" + token,
+		"https://panda.example/v1/p/" + token + "/x", "/v1/p/" + token,
+	} {
+		if got := previewID(text); got != id {
+			t.Errorf("previewID(%q) = %s, want %s", text, got, id)
 		}
 	}
 }

@@ -27,6 +27,7 @@ func (a *app) sandbox() *cobra.Command {
 		a.sandboxCopy(),
 		a.sandboxLogs(),
 		a.sandboxPorts(),
+		a.sandboxPreview(),
 		a.sandboxMetrics(),
 		a.sandboxLifecycle(),
 		a.sandboxNetwork(),

@@ -20,6 +20,7 @@ import (
 	"github.com/pandastack/pandastack/client"
 	"github.com/pandastack/pandastack/internal/control/auth"
 	"github.com/pandastack/pandastack/internal/control/metricshistory"
+	"github.com/pandastack/pandastack/internal/control/preview"
 	"github.com/pandastack/pandastack/internal/control/sandbox"
 	"github.com/pandastack/pandastack/internal/control/store"
 	"github.com/pandastack/pandastack/internal/control/template"
@@ -144,8 +145,12 @@ func (w *Platform) start() {
 	w.must(err)
 	w.cleanup(e2bAPI.Close)
 	previewKey := bytes.Repeat([]byte("k"), 32)
+	previews, err := preview.New(db, log)
+	w.must(err)
+	rules := e2bAPI.SandboxConfig(previewKey)
+	rules.Previews = previews
 	ports := proxy.New(proxy.Config{
-		Resolver:    proxy.NewSandboxResolver(boxes, e2bAPI.SandboxConfig(previewKey)),
+		Resolver:    proxy.NewSandboxResolver(boxes, rules),
 		HideHeaders: e2b.HiddenHeaders(),
 		IsKey:       e2b.IsKey,
 		Log:         log,
@@ -158,6 +163,7 @@ func (w *Platform) start() {
 			Templates:    templates,
 			Keys:         keys,
 			Proxy:        ports,
+			Previews:     previews,
 			Cells:        runner,
 			UsageHistory: past,
 			Log:          log,

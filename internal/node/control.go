@@ -15,12 +15,14 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
 	"github.com/pandastack/pandastack/internal/control/audit"
 	"github.com/pandastack/pandastack/internal/control/auth"
 	"github.com/pandastack/pandastack/internal/control/build"
 	"github.com/pandastack/pandastack/internal/control/job"
 	"github.com/pandastack/pandastack/internal/control/metricshistory"
+	"github.com/pandastack/pandastack/internal/control/preview"
 	"github.com/pandastack/pandastack/internal/control/sandbox"
 	"github.com/pandastack/pandastack/internal/control/store"
 	"github.com/pandastack/pandastack/internal/control/template"
@@ -83,8 +85,12 @@ func (n *node) control(ctx context.Context, host hostapi.Host) (handler http.Han
 	if err != nil {
 		return nil, "", err
 	}
+	previews, err := preview.New(db, n.Log)
+	if err != nil {
+		return nil, "", err
+	}
 	past := metricshistory.New(boxes)
-	handler, err = n.handler(services{boxes, templates, builds, keys, log, past, registry, secret})
+	handler, err = n.handler(services{boxes, templates, builds, keys, previews, log, past, registry, secret})
 	if err != nil {
 		return nil, "", err
 	}
@@ -111,6 +117,7 @@ type services struct {
 	templates *template.Service
 	builds    *build.Service
 	keys      *auth.Keys
+	previews  *preview.Previews
 	log       *audit.Log
 	history   *metricshistory.History
 	registry  *prometheus.Registry
@@ -129,8 +136,16 @@ func (n *node) handler(f services) (http.Handler, error) {
 		return nil, err
 	}
 	n.undo.Push("close the E2B API", func(context.Context) error { e2bAPI.Close(); return nil })
+	rules := e2bAPI.SandboxConfig(previewKey)
+	rules.Previews = f.previews
+	rules.Opened = func(r *http.Request, v proxy.Preview) {
+		f.log.Record(r.Context(), audit.Entry{
+			Principal: auth.Principal{Workspace: api.Workspace(v.Workspace)}, Action: "open preview " + v.ID,
+			Target: v.Sandbox, Outcome: "ok", Remote: r.RemoteAddr,
+		})
+	}
 	ports := proxy.New(proxy.Config{
-		Resolver:    proxy.NewSandboxResolver(f.sandboxes, e2bAPI.SandboxConfig(previewKey)),
+		Resolver:    proxy.NewSandboxResolver(f.sandboxes, rules),
 		HideHeaders: e2b.HiddenHeaders(),
 		IsKey:       e2b.IsKey,
 		Log:         n.Log,
@@ -147,6 +162,7 @@ func (n *node) handler(f services) (http.Handler, error) {
 			Builds:       f.builds,
 			Keys:         f.keys,
 			Proxy:        ports,
+			Previews:     f.previews,
 			Cells:        runner,
 			Audit:        f.log,
 			UsageHistory: f.history,

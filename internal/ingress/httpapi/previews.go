@@ -31,10 +31,52 @@ func makePreview(rq *request, req api.PreviewRequest) (api.Preview, error) {
 	}
 	token, id := proxy.SignPreview(rq.s.cfg.PreviewKey, v)
 	host.RawQuery = previewQuery("", token)
+	if rq.s.deps.Previews != nil {
+		err := rq.s.deps.Previews.Record(rq.r.Context(), rq.p, box.ID, api.PreviewInfo{
+			ID: id, Port: v.Port, Paths: v.Paths, CreatedAt: time.Now(), ExpiresAt: v.Expires,
+		})
+		if err != nil {
+			return api.Preview{}, err
+		}
+	}
 	return api.Preview{
 		ID: id, URL: rq.baseURL() + previewPrefix + token + "/", HostURL: host.String(), Token: token,
 		SandboxID: box.ID, Port: req.Port, Paths: req.Paths, ExpiresAt: v.Expires,
 	}, nil
+}
+
+// previewSandbox returns the sandbox in the path, which the caller owns, on a server that records previews.
+func (rq *request) previewSandbox() (api.SandboxID, error) {
+	box, err := onSandbox(rq, rq.s.deps.Sandboxes.Get)
+	if err == nil && rq.s.deps.Previews == nil {
+		err = api.Errorf(api.Unsupported, "this server records no previews")
+	}
+	return box.ID, err
+}
+
+func listPreviews(rq *request) (api.PreviewList, error) {
+	id, err := rq.previewSandbox()
+	if err != nil {
+		return api.PreviewList{}, err
+	}
+	list, err := rq.s.deps.Previews.List(rq.r.Context(), id)
+	return api.PreviewList{Previews: list}, err
+}
+
+func revokePreview(rq *request) error {
+	id, err := rq.previewSandbox()
+	if err != nil {
+		return err
+	}
+	return rq.s.deps.Previews.Revoke(rq.r.Context(), id, rq.r.PathValue("preview"))
+}
+
+func revokePreviews(rq *request) error {
+	id, err := rq.previewSandbox()
+	if err != nil {
+		return err
+	}
+	return rq.s.deps.Previews.RevokeAll(rq.r.Context(), rq.p, id, proxy.EarlierPreviewID(string(id)))
 }
 
 // previewQuery adds a preview to a query.
@@ -71,6 +113,9 @@ func (rq *request) previewTarget() (string, error) {
 	v, err := openPreview(rq.s.cfg.PreviewKey, token)
 	if err != nil {
 		return "", err
+	}
+	if rq.s.deps.Previews != nil && rq.s.deps.Previews.IsRevoked(rq.r.Context(), v.ID) {
+		return "", api.Errorf(api.Gone, "this preview address was revoked: ask for a new one")
 	}
 	_, _, rest := splitForwardPath(rq.r.URL.EscapedPath())
 	inner, err := url.ParseRequestURI(rest)

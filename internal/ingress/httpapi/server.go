@@ -41,6 +41,7 @@ type Deps struct {
 	Keys         Keys
 	Proxy        Forwarder            // forwards to ports; nil: the port proxy is unsupported
 	Cells        *repl.Runner         // runs cells of code and may be shared with other APIs; nil: one of its own
+	Previews     Previews             // records previews; nil: they are neither listed nor revoked
 	Metrics      *prometheus.Registry // served at /metrics; nil: one of its own
 	UsageHistory UsageHistory         // measurements of sandboxes; nil: unsupported
 	Audit        Audit                // records calls that change something; nil: nothing is recorded
@@ -134,6 +135,15 @@ type Keys interface {
 		prefix string,
 		overlap time.Duration,
 	) (key auth.Key, token string, until time.Time, err error)
+}
+
+// Previews are the methods of *preview.Previews that this API uses.
+type Previews interface {
+	Record(ctx context.Context, p auth.Principal, sandbox api.SandboxID, info api.PreviewInfo) error
+	List(ctx context.Context, sandbox api.SandboxID) ([]api.PreviewInfo, error)
+	Revoke(ctx context.Context, sandbox api.SandboxID, id string) error
+	RevokeAll(ctx context.Context, p auth.Principal, sandbox api.SandboxID, earlier string) error
+	IsRevoked(ctx context.Context, id string) bool
 }
 
 // UsageHistory returns what sandboxes used over time; *metricshistory.History does.

@@ -46,14 +46,14 @@ func SignPreview(key []byte, v Preview) (token, id string) {
 		v.Sandbox, strconv.Itoa(v.Port), strconv.FormatInt(v.Expires.Unix(), 10), v.Workspace,
 		strings.Join(v.Paths, ","), strings.ToLower(rand.Text()[:nonceLetters]),
 	}, "|"))
-	return token, previewID(token)
+	return token, PreviewID(token)
 }
 
 // nonceLetters is the length of a nonce, in letters of five bits.
 const nonceLetters = 16
 
-// previewID returns the id of the preview with the given token.
-func previewID(token string) string {
+// PreviewID returns the id of the preview with the given token.
+func PreviewID(token string) string {
 	sum := sha256.Sum256([]byte(token))
 	return "pvw" + hex.EncodeToString(sum[:])[:20]
 }
@@ -85,7 +85,7 @@ func OpenPreview(key []byte, token string, now time.Time) (Preview, error) {
 		return Preview{}, ErrForged
 	}
 	v := Preview{
-		ID: previewID(token), Sandbox: parts[0], Port: port, Expires: time.Unix(expires, 0), Workspace: parts[3],
+		ID: PreviewID(token), Sandbox: parts[0], Port: port, Expires: time.Unix(expires, 0), Workspace: parts[3],
 	}
 	if len(parts) < 6 {
 		v.ID = EarlierPreviewID(v.Sandbox)

@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"encoding/base64"
 	"errors"
+	"io"
 	"net/http"
 	"strings"
 	"testing"
@@ -263,5 +264,34 @@ func TestPreviewOfPage(t *testing.T) {
 	w.previews.revoked[id] = true
 	if res := visit("A", "b"); res.StatusCode != http.StatusForbidden {
 		t.Errorf("revoked preview: got %d, want 403", res.StatusCode)
+	}
+}
+
+// TestRevocationEndsRequests checks that an open request ends with its preview.
+func TestRevocationEndsRequests(t *testing.T) {
+	w := newFixture(t, http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		_ = http.NewResponseController(rw).Flush()
+		<-r.Context().Done()
+	}))
+	w.boxes.change("sbxa", func(b *running) { b.Network = &api.Network{PrivatePorts: true} })
+	token, id := proxy.SignPreview(previewKey, proxy.Preview{
+		Sandbox: "sbxa", Port: 3000, Expires: time.Now().Add(time.Hour), Workspace: "ours",
+	})
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, w.url, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Host = "3000-sbxa.example.test"
+	req.AddCookie(&http.Cookie{Name: proxy.PreviewName, Value: token})
+	res, err := http.DefaultTransport.RoundTrip(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	w.previews.mu.Lock()
+	w.previews.uses[id]()
+	w.previews.mu.Unlock()
+	if _, err := io.ReadAll(res.Body); err == nil {
+		t.Error("the response ended as if it were complete")
 	}
 }

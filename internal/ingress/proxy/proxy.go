@@ -222,12 +222,15 @@ func dial(ctx context.Context, _, addr string) (net.Conn, error) {
 
 func (p *Proxy) handleError(w http.ResponseWriter, r *http.Request, err error) {
 	rt, _ := routeOf(r.Context()) // only Forward makes requests that can fail here
+	cause := context.Cause(r.Context())
 	switch {
 	case errors.Is(err, guestapi.ErrRefused), errors.Is(err, guestapi.ErrNotFound):
 		p.fail(w, r, rt, http.StatusBadGateway,
 			api.Wrap(api.Unreachable, err, "The sandbox is running but port is not open"))
-	case errors.Is(context.Cause(r.Context()), context.Canceled):
+	case errors.Is(cause, context.Canceled):
 		return // the client has closed the connection
+	case cause != nil: // the preview has ended, or the node is stopping
+		p.fail(w, r, rt, http.StatusBadGateway, api.Errorf(api.Unreachable, "The request was ended: %v", cause))
 	default:
 		p.cfg.Log.Debug("request was not forwarded", "sandbox", rt.Address.Sandbox, "err", err)
 		p.fail(w, r, rt, http.StatusBadGateway,

@@ -20,7 +20,7 @@ func Run(t *testing.T, open func(t *testing.T) *store.DB) {
 		"event": events, "appenders": appenders, "snapshot": snapshots, "key": keys, "idempotency": idempotency,
 		"ending": tombstones,
 		"port":   ports, "audit": audits, "template": templates, "build": builds, "job": jobs, "layer": layers,
-		"setting": settings, "used": lastUses, "seen": lastSeen,
+		"setting": settings, "used": lastUses, "seen": lastSeen, "preview": previews,
 	} {
 		t.Run(name, func(t *testing.T) { f(t, open(t)) })
 	}
