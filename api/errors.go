@@ -12,16 +12,18 @@ type Code string
 
 // The codes. Codes returns the HTTP status and exit code of each, and whether to retry.
 const (
-	Invalid          Code = "invalid"            // the request is wrong and will not succeed later
-	Unauthenticated  Code = "unauthenticated"    // no key, or an invalid one
-	Forbidden        Code = "forbidden"          // the key is valid but may not do this
-	PermissionDenied Code = "permission_denied"  // the user in the sandbox may not do this
-	NotFound         Code = "not_found"          // does not exist, or belongs to another workspace
-	NotAllowed       Code = "method_not_allowed" // the path exists, the method does not
-	Conflict         Code = "conflict"           // exists already, or in use
-	WrongState       Code = "wrong_state"        // not possible in the sandbox's state
-	Gone             Code = "gone"               // existed and has ended
-	TooLarge         Code = "too_large"          // over a bound that the message names
+	Invalid         Code = "invalid"         // the request is wrong and will not succeed later
+	Unauthenticated Code = "unauthenticated" // no key, or an invalid one
+	Forbidden       Code = "forbidden"       // the key is valid but may not do this
+	// WorkspaceSuspended is for every request of a workspace that the operator has suspended.
+	WorkspaceSuspended Code = "workspace_suspended"
+	PermissionDenied   Code = "permission_denied"  // the user in the sandbox may not do this
+	NotFound           Code = "not_found"          // does not exist, or belongs to another workspace
+	NotAllowed         Code = "method_not_allowed" // the path exists, the method does not
+	Conflict           Code = "conflict"           // exists already, or in use
+	WrongState         Code = "wrong_state"        // not possible in the sandbox's state
+	Gone               Code = "gone"               // existed and has ended
+	TooLarge           Code = "too_large"          // over a bound that the message names
 	// RangeNotSatisfiable is for a Range header beyond the end of a file.
 	RangeNotSatisfiable Code = "range_not_satisfiable"
 	QuotaExceeded       Code = "quota_exceeded" // over what the workspace may have
@@ -49,6 +51,7 @@ var codeTable = []CodeInfo{
 	{Invalid, http.StatusBadRequest, 2, false, "The request is wrong; the message names the field and the remedy."},
 	{Unauthenticated, http.StatusUnauthorized, 3, false, "No key was sent, or an invalid one."},
 	{Forbidden, http.StatusForbidden, 4, false, "The key may not do this."},
+	{WorkspaceSuspended, http.StatusForbidden, 4, false, "The operator has suspended the workspace of the key."},
 	{PermissionDenied, http.StatusBadRequest, 4, false, "The user inside the sandbox may not do this; the key may."},
 	{NotFound, http.StatusNotFound, 5, false, "It does not exist, or belongs to another workspace."},
 	{NotAllowed, http.StatusMethodNotAllowed, 2, false, "The path exists, the method does not."},

@@ -39,6 +39,8 @@ type Client struct {
 	Snapshots *Snapshots
 	Templates *Templates
 	Tokens    *Tokens
+	// Workspaces are the calls of operators on workspaces.
+	Workspaces *Workspaces
 
 	base  *url.URL // without a trailing slash and without /v1
 	key   string
@@ -73,7 +75,7 @@ func New(baseURL, key string, opts ...Option) (*Client, error) {
 		o(c)
 	}
 	c.Sandboxes, c.Files, c.Snapshots = &Sandboxes{c}, &Files{c}, &Snapshots{c}
-	c.Templates, c.Tokens = &Templates{c}, &Tokens{c}
+	c.Templates, c.Tokens, c.Workspaces = &Templates{c}, &Tokens{c}, &Workspaces{c}
 	return c, nil
 }
 

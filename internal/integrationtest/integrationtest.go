@@ -21,9 +21,11 @@ import (
 	"github.com/pandastack/pandastack/internal/control/auth"
 	"github.com/pandastack/pandastack/internal/control/metricshistory"
 	"github.com/pandastack/pandastack/internal/control/preview"
+	"github.com/pandastack/pandastack/internal/control/quota"
 	"github.com/pandastack/pandastack/internal/control/sandbox"
 	"github.com/pandastack/pandastack/internal/control/store"
 	"github.com/pandastack/pandastack/internal/control/template"
+	"github.com/pandastack/pandastack/internal/control/workspace"
 	"github.com/pandastack/pandastack/internal/host/agent"
 	"github.com/pandastack/pandastack/internal/host/bake"
 	"github.com/pandastack/pandastack/internal/host/machine"
@@ -132,15 +134,20 @@ func (w *Platform) start() {
 	w.cleanup(func() { _ = db.Close() }) // the node has stopped
 	keys, err := auth.New(db, log)
 	w.must(err)
-	templates, err := template.New(host, db, template.BuiltinAliases())
+	quotas := quota.New(quota.Config{}, db)
+	templates, err := template.New(host, db, template.BuiltinAliases(), quotas)
 	w.must(err)
-	boxes, err := sandbox.New(sandbox.Defaults(), sandbox.Deps{Store: db, Host: host, Templates: templates, Log: log})
+	boxes, err := sandbox.New(sandbox.Defaults(),
+		sandbox.Deps{Store: db, Host: host, Templates: templates, Quotas: quotas, Log: log})
 	w.must(err)
+	workspaces, err := workspace.New(workspace.Deps{Store: db, Quotas: quotas, Keys: keys, Sandboxes: boxes, Log: log})
+	w.must(err)
+	callers := workspace.Keys{Keys: keys, Quotas: quotas}
 	past := metricshistory.New(boxes)
 	runner := &repl.Runner{}
 	e2bAPI, err := e2b.New(
 		e2b.Config{Domain: "localhost", Secret: bytes.Repeat([]byte("a"), 32), History: past},
-		boxes, templates, keys, runner,
+		boxes, templates, callers, runner,
 	)
 	w.must(err)
 	w.cleanup(e2bAPI.Close)
@@ -161,7 +168,8 @@ func (w *Platform) start() {
 		httpapi.Deps{
 			Sandboxes:    boxes,
 			Templates:    templates,
-			Keys:         keys,
+			Keys:         callers,
+			Workspaces:   workspaces,
 			Proxy:        ports,
 			Previews:     previews,
 			Cells:        runner,

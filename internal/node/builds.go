@@ -7,28 +7,21 @@ import (
 	"io"
 	"os"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
 	"github.com/pandastack/pandastack/internal/control/build"
 	"github.com/pandastack/pandastack/internal/control/build/registry"
-	"github.com/pandastack/pandastack/internal/control/job"
-	"github.com/pandastack/pandastack/internal/control/sandbox"
+	"github.com/pandastack/pandastack/internal/control/quota"
 	"github.com/pandastack/pandastack/internal/control/store"
-	"github.com/pandastack/pandastack/internal/control/template"
 	"github.com/pandastack/pandastack/internal/image/ext4"
 )
 
 // imageCacheBytes is the size of the cache of pulled images.
 const imageCacheBytes = 4 << 30
 
-// builds creates the service that builds templates and registers it with the job queue.
-func (n *node) builds(
-	ctx context.Context,
-	db *store.DB,
-	jobs *job.Queue,
-	host hostapi.Host,
-	templates *template.Service,
-	boxes *sandbox.Service,
-) (*build.Service, error) {
+// builds creates the service that builds templates, over deps and the registries, and registers it with the job queue.
+func (n *node) builds(ctx context.Context, deps build.Deps) (*build.Service, error) {
 	c := n.Config.Build
 	allowed, err := c.Allowed()
 	if err != nil {
@@ -40,6 +33,7 @@ func (n *node) builds(
 	if err != nil {
 		return nil, err
 	}
+	deps.Registry = images
 	s, err := build.New(
 		build.Config{
 			Dir:           n.path("builds"),
@@ -47,22 +41,31 @@ func (n *node) builds(
 			StepTimeout:   c.StepTimeout,
 			MaxLayerBytes: int64(c.LayersGiB) << 30,
 			MemoryMiB:     c.MemoryMiB,
-			MaxQueued:     c.QueueLimit,
 		},
-		build.Deps{
-			Store:     db,
-			Jobs:      jobs,
-			Host:      host,
-			Templates: templates,
-			Sandboxes: boxes,
-			Registry:  images,
-			Log:       n.Log,
-		},
+		deps,
 	)
 	if err != nil {
 		return nil, err
 	}
 	return s, s.Open(ctx)
+}
+
+// quotas creates what bounds the use of workspaces, with a metric of what was refused.
+func (n *node) quotas(db *store.DB, registry *prometheus.Registry) (*quota.Quotas, error) {
+	refused := prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "pandastack_quota_refused_total",
+		Help: "Requests that a quota of a workspace refused, by kind of quota.",
+	}, []string{"kind"})
+	for _, kind := range quota.Kinds() {
+		refused.WithLabelValues(string(kind))
+	}
+	if err := registry.Register(refused); err != nil {
+		return nil, err
+	}
+	return quota.New(quota.Config{
+		Defaults: quota.Defaults(n.Config.Quota),
+		Refused:  func(kind quota.Kind) { refused.WithLabelValues(string(kind)).Inc() },
+	}, db), nil
 }
 
 // importRoot implements agent.Deps.ImportRoot with package ext4. It adds the directories that the guest agent uses

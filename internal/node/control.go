@@ -26,6 +26,7 @@ import (
 	"github.com/pandastack/pandastack/internal/control/sandbox"
 	"github.com/pandastack/pandastack/internal/control/store"
 	"github.com/pandastack/pandastack/internal/control/template"
+	"github.com/pandastack/pandastack/internal/control/workspace"
 	"github.com/pandastack/pandastack/internal/ingress/e2b"
 	"github.com/pandastack/pandastack/internal/ingress/httpapi"
 	"github.com/pandastack/pandastack/internal/ingress/proxy"
@@ -54,21 +55,25 @@ func (n *node) control(ctx context.Context, host hostapi.Host) (handler http.Han
 	if err != nil {
 		return nil, "", err
 	}
-	templates, err := template.New(host, db, aliases)
+	registry, observe, err := n.metrics(host)
+	if err != nil {
+		return nil, "", err
+	}
+	quotas, err := n.quotas(db, registry)
+	if err != nil {
+		return nil, "", err
+	}
+	templates, err := template.New(host, db, aliases, quotas)
 	if err != nil {
 		return nil, "", err
 	}
 	cfg := sandbox.Defaults()
 	set := n.Config.Sandbox
-	cfg.DefaultTemplate, cfg.DefaultTTL, cfg.MaxSandboxes = set.Template, set.TTL, set.MaxPerWorkspace
+	cfg.DefaultTemplate, cfg.DefaultTTL = set.Template, set.TTL
 	cfg.IdleHibernate, cfg.TombstoneRetention = set.IdleHibernate, set.TombstoneRetention
-	registry, observe, err := n.metrics(host)
-	if err != nil {
-		return nil, "", err
-	}
 	boxes, err := sandbox.New(
 		cfg,
-		sandbox.Deps{Store: db, Host: host, Templates: templates, Observe: observe, Log: n.Log},
+		sandbox.Deps{Store: db, Host: host, Templates: templates, Quotas: quotas, Observe: observe, Log: n.Log},
 	)
 	if err != nil {
 		return nil, "", err
@@ -77,7 +82,15 @@ func (n *node) control(ctx context.Context, host hostapi.Host) (handler http.Han
 	if err != nil {
 		return nil, "", err
 	}
-	builds, err := n.builds(ctx, db, jobs, host, templates, boxes)
+	builds, err := n.builds(ctx, build.Deps{
+		Store: db, Jobs: jobs, Host: host, Templates: templates, Sandboxes: boxes, Quotas: quotas, Log: n.Log,
+	})
+	if err != nil {
+		return nil, "", err
+	}
+	workspaces, err := workspace.New(workspace.Deps{
+		Store: db, Quotas: quotas, Keys: keys, Sandboxes: boxes, Builds: builds, Log: n.Log,
+	})
 	if err != nil {
 		return nil, "", err
 	}
@@ -90,7 +103,10 @@ func (n *node) control(ctx context.Context, host hostapi.Host) (handler http.Han
 		return nil, "", err
 	}
 	past := metricshistory.New(boxes)
-	handler, err = n.handler(services{boxes, templates, builds, keys, previews, log, past, registry, secret})
+	handler, err = n.handler(services{
+		boxes, templates, builds, workspaces, workspace.Keys{Keys: keys, Quotas: quotas}, previews,
+		log, past, registry, secret,
+	})
 	if err != nil {
 		return nil, "", err
 	}
@@ -113,15 +129,16 @@ func (n *node) control(ctx context.Context, host hostapi.Host) (handler http.Han
 
 // services are the parts of the control plane that the APIs use.
 type services struct {
-	sandboxes *sandbox.Service
-	templates *template.Service
-	builds    *build.Service
-	keys      *auth.Keys
-	previews  *preview.Previews
-	log       *audit.Log
-	history   *metricshistory.History
-	registry  *prometheus.Registry
-	secret    []byte
+	sandboxes  *sandbox.Service
+	templates  *template.Service
+	builds     *build.Service
+	workspaces *workspace.Service
+	keys       workspace.Keys
+	previews   *preview.Previews
+	log        *audit.Log
+	history    *metricshistory.History
+	registry   *prometheus.Registry
+	secret     []byte
 }
 
 // handler creates the handler of all requests: sandbox ports by host name, E2B's API, and /v1.
@@ -160,6 +177,7 @@ func (n *node) handler(f services) (http.Handler, error) {
 			Sandboxes:    f.sandboxes,
 			Templates:    f.templates,
 			Builds:       f.builds,
+			Workspaces:   f.workspaces,
 			Keys:         f.keys,
 			Proxy:        ports,
 			Previews:     f.previews,

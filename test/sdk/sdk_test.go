@@ -86,7 +86,7 @@ func serve(t *testing.T) (address, key string) {
 	t.Cleanup(func() { must(t, db.Close()) })
 	keys, err := auth.New(db, log)
 	must(t, err)
-	templates, err := template.New(h, db, template.BuiltinAliases())
+	templates, err := template.New(h, db, template.BuiltinAliases(), nil)
 	must(t, err)
 	boxes, err := sandbox.New(sandbox.Defaults(), sandbox.Deps{Store: db, Host: h, Templates: templates, Log: log})
 	must(t, err)

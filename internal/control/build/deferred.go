@@ -3,11 +3,11 @@ package build
 import (
 	"context"
 	"errors"
-	"os"
 	"time"
 
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/control/auth"
+	"github.com/pandastack/pandastack/internal/control/quota"
 	"github.com/pandastack/pandastack/internal/control/store"
 )
 
@@ -15,14 +15,14 @@ import (
 const stateDeferred = "waiting"
 
 // deferredTimeout is how long a deferred build waits for its steps.
-const deferredTimeout = 6 * time.Hour
+const deferredTimeout = time.Hour
 
 // Reserve makes a deferred build, which StartReserved queues.
 func (s *Service) Reserve(ctx context.Context, p auth.Principal, req api.BuildRequest) (api.Build, error) {
 	if err := req.Validate(); err != nil {
 		return api.Build{}, err
 	}
-	template, _, err := s.templates.Claim(ctx, p, req.Name, req.Global)
+	template, made, err := s.templates.Claim(ctx, p, req.Name, req.Global)
 	if err != nil {
 		return api.Build{}, err
 	}
@@ -40,10 +40,19 @@ func (s *Service) Reserve(ctx context.Context, p auth.Principal, req api.BuildRe
 	err = s.db.Write(
 		ctx,
 		"build reserve",
-		func(ctx context.Context, tx *store.Tx) error { return tx.InsertBuild(ctx, &row) },
+		func(ctx context.Context, tx *store.Tx) error {
+			uses := quota.Amount{Kind: quota.Builds, N: 1}
+			if err := s.quotas.Admit(ctx, tx, p.Workspace, uses); err != nil {
+				return err
+			}
+			return tx.InsertBuild(ctx, &row)
+		},
 	)
+	if err != nil && made {
+		err = errors.Join(err, s.templates.Forget(ctx, template.ID))
+	}
 	if err != nil {
-		return api.Build{}, api.AsError(err)
+		return api.Build{}, asError(err)
 	}
 	return view(row), nil
 }
@@ -77,7 +86,7 @@ func (s *Service) StartReserved(ctx context.Context, p auth.Principal, id api.Bu
 		s.setSecret(row.ID, spec.Registry)
 	}
 	err = s.db.Write(ctx, "build launch", func(ctx context.Context, tx *store.Tx) error {
-		if err := s.admit(ctx, tx, row, spec); err != nil {
+		if err := s.quotas.Admit(ctx, tx, p.Workspace); err != nil { // Reserve has counted it
 			return err
 		}
 		if err := tx.UpdateBuild(ctx, &row, []string{stateDeferred}, "state", "hash", "spec", "created"); err != nil {
@@ -111,7 +120,7 @@ func (s *Service) gcDeferred(ctx context.Context) error {
 			"build forget",
 			func(ctx context.Context, tx *store.Tx) error { return tx.DeleteBuild(ctx, r.ID) },
 		)
-		all = errors.Join(all, err, s.templates.Forget(ctx, r.Template), os.RemoveAll(s.dir("inputs", r.ID)))
+		all = errors.Join(all, err, s.templates.Forget(ctx, r.Template), s.removeInputs(ctx, r.ID))
 	}
 	return all
 }

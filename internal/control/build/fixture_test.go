@@ -21,6 +21,7 @@ import (
 	"github.com/pandastack/pandastack/internal/control/auth"
 	"github.com/pandastack/pandastack/internal/control/build"
 	"github.com/pandastack/pandastack/internal/control/job"
+	"github.com/pandastack/pandastack/internal/control/quota"
 	"github.com/pandastack/pandastack/internal/control/sandbox"
 	"github.com/pandastack/pandastack/internal/control/store"
 	"github.com/pandastack/pandastack/internal/control/template"
@@ -40,6 +41,7 @@ type fixture struct {
 	db        *store.DB
 	templates *template.Service
 	boxes     *sandbox.Service
+	quotas    *quota.Quotas
 	cfg       build.Config
 	shown     []string       // the references that were resolved with credentials, and those
 	registry  build.Registry // nil: the fixture itself, with images
@@ -56,6 +58,7 @@ type image struct {
 	digest string
 	files  map[string]string
 	config dockerfile.Config
+	layers int64 // bytes of its layers on the disk
 	err    error // returned when it is resolved
 	breaks error // returned in the middle of its files
 }
@@ -98,11 +101,13 @@ func (w *fixture) start() {
 		w.t.Fatal(err)
 	}
 	w.db = db
-	if w.templates, err = template.New(w.h, w.db, nil); err != nil {
+	w.quotas = quota.New(quota.Config{}, w.db)
+	if w.templates, err = template.New(w.h, w.db, nil, w.quotas); err != nil {
 		w.t.Fatal(err)
 	}
 	if w.boxes, err = sandbox.New(sandbox.Defaults(),
-		sandbox.Deps{Store: w.db, Host: w.h, Templates: w.templates, Log: slog.New(slog.DiscardHandler)}); err != nil {
+		sandbox.Deps{Store: w.db, Host: w.h, Templates: w.templates, Quotas: w.quotas,
+			Log: slog.New(slog.DiscardHandler)}); err != nil {
 		w.t.Fatal(err)
 	}
 	log := slog.New(slog.DiscardHandler)
@@ -123,6 +128,7 @@ func (w *fixture) start() {
 			Templates: w.templates,
 			Sandboxes: w.boxes,
 			Registry:  found,
+			Quotas:    w.quotas,
 			Log:       log,
 		},
 	)
@@ -173,7 +179,10 @@ func (w *fixture) Find(_ context.Context, ref string, who *api.RegistryAuth) (bu
 		Digest: i.digest,
 		Bytes:  1 << 20,
 		Base:   dockerfile.Base{Config: i.config},
-		Flatten: func(_ context.Context, to io.Writer) error {
+		Flatten: func(_ context.Context, to io.Writer, take func(int64) error) error {
+			if err := take(i.layers); err != nil {
+				return err
+			}
 			out := tar.NewWriter(to)
 			for name, data := range i.files {
 				if err := out.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Size: int64(len(data)),
@@ -195,7 +204,7 @@ func (w *fixture) Find(_ context.Context, ref string, who *api.RegistryAuth) (bu
 // files uploads the context of a build.
 func (w *fixture) files(files map[string]string) *build.Upload {
 	w.t.Helper()
-	u, err := w.NewUpload(true)
+	u, err := w.NewUpload(w.t.Context(), alice, true)
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -373,5 +382,19 @@ func (w *fixture) checkFiles(ctx context.Context) {
 			w.t.Errorf("got inputs of build %s in state %q, %v; want those of failed builds only",
 				e.Name(), row.State, err)
 		}
+	}
+}
+
+// allow gives a workspace a quota of its own.
+func (w *fixture) allow(p auth.Principal, kind quota.Kind, n int64) {
+	w.t.Helper()
+	err := w.db.Write(w.t.Context(), "allow", func(ctx context.Context, tx *store.Tx) error {
+		if err := tx.PutWorkspace(ctx, &store.Workspace{ID: string(p.Workspace)}); err != nil {
+			return err
+		}
+		return quota.Change{kind: &n}.Apply(ctx, tx, p.Workspace)
+	})
+	if err != nil {
+		w.t.Fatal(err)
 	}
 }

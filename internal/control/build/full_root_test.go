@@ -55,14 +55,14 @@ func TestFullFileSystem(t *testing.T) {
 	hash := strings.Repeat("ab", 32)
 	ways := map[string]func() error{
 		"a file of a context": func() error {
-			u, err := w.NewUpload(true)
+			u, err := w.NewUpload(t.Context(), alice, true)
 			if err != nil {
 				return err
 			}
 			return errors.Join(u.AddFile("large", io.LimitReader(zeros{}, 5<<20)), u.Close())
 		},
 		"an archive": func() error {
-			u, err := w.NewUpload(false)
+			u, err := w.NewUpload(t.Context(), alice, false)
 			if err != nil {
 				return err
 			}

@@ -18,7 +18,7 @@ func (s *Service) collectGarbage(ctx context.Context) {
 	defer s.collecting.Unlock()
 	for what, do := range map[string]func(context.Context) error{
 		"builds": s.gcBuilds, "inputs": s.gcInputs, "layers": s.gcLayers, "host": s.gcHost, "deferred": s.gcDeferred,
-		"jobs": s.adopt,
+		"jobs": s.adopt, "space": s.gcSpace,
 	} {
 		if err := do(ctx); err != nil && ctx.Err() == nil {
 			s.log.Warn("garbage collection of builds failed; it is repeated", "what", what, "err", err)
@@ -40,7 +40,7 @@ func (s *Service) gcBuilds(ctx context.Context) error {
 			"build forget",
 			func(ctx context.Context, tx *store.Tx) error { return tx.DeleteBuild(ctx, r.ID) },
 		)
-		all = errors.Join(all, err, s.removeInputs(r.ID), s.templates.Forget(ctx, r.Template))
+		all = errors.Join(all, err, s.removeInputs(ctx, r.ID), s.templates.Forget(ctx, r.Template))
 	}
 	return all
 }
@@ -60,18 +60,18 @@ func (s *Service) gcInputs(ctx context.Context) error {
 			if ierr != nil || time.Since(info.ModTime()) < s.cfg.OrphanGrace {
 				continue // its row may be written in a moment
 			}
-			err = s.removeInputs(e.Name())
+			err = s.removeInputs(ctx, e.Name())
 		case err != nil:
 		case row.State == stateDone, row.Ended != 0 && time.Since(store.Time(row.Ended)) > s.cfg.KeepInputs:
-			err = s.removeInputs(e.Name())
+			err = s.removeInputs(ctx, e.Name())
 		}
 		all = errors.Join(all, err)
 	}
-	return errors.Join(all, s.gcFiles())
+	return errors.Join(all, s.gcFiles(ctx))
 }
 
 // gcFiles removes old files of E2B's steps. Clients send them again if the server does not have them.
-func (s *Service) gcFiles() error {
+func (s *Service) gcFiles(ctx context.Context) error {
 	list, err := filepath.Glob(s.dir("files", "*", "*"))
 	if err != nil {
 		return err
@@ -80,7 +80,7 @@ func (s *Service) gcFiles() error {
 	for _, path := range list {
 		info, err := os.Stat(path)
 		if err == nil && time.Since(info.ModTime()) > s.cfg.KeepLayers {
-			err = os.Remove(path)
+			err = errors.Join(os.Remove(path), s.forgetSpace(ctx, s.spaceOf(path)))
 		}
 		if !errors.Is(err, os.ErrNotExist) {
 			all = errors.Join(all, err)

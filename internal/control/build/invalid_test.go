@@ -147,7 +147,7 @@ func bomb(t *testing.T, mib int, before ...string) string {
 
 func TestManyFilesInAContext(t *testing.T) {
 	w := newFixture(t, nil)
-	u, err := w.NewUpload(true)
+	u, err := w.NewUpload(t.Context(), alice, true)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -292,7 +292,7 @@ func TestBadRoots(t *testing.T) {
 	whole := tarOf(t, map[string]string{"etc/os": "x"})
 	for what, data := range map[string]string{"bomb": bomb(t, 100, whole),
 		"cut": tarOf(t, map[string]string{"etc/os": strings.Repeat("x", 5000)})[:3000], "gzip": "\x1f\x8bnonsense"} {
-		u, err := w.NewUpload(false)
+		u, err := w.NewUpload(t.Context(), alice, false)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -11,6 +11,7 @@ import (
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
 	"github.com/pandastack/pandastack/internal/control/auth"
+	"github.com/pandastack/pandastack/internal/control/quota"
 	"github.com/pandastack/pandastack/internal/control/store"
 )
 
@@ -97,6 +98,11 @@ func (s *Service) enqueue(ctx context.Context, row store.Build, spec Spec, input
 		if err := tx.InsertBuild(ctx, &row); err != nil {
 			return err
 		}
+		if input != nil {
+			if err := input.space.moveTo(ctx, tx, inputSpace(row.ID)); err != nil {
+				return err
+			}
+		}
 		return s.enqueueJob(ctx, tx, row, 0)
 	})
 	if err != nil || same != nil {
@@ -107,6 +113,9 @@ func (s *Service) enqueue(ctx context.Context, row store.Build, spec Spec, input
 	}
 	if same != nil {
 		return *same, os.RemoveAll(s.dir("inputs", row.ID))
+	}
+	if input != nil {
+		input.taken = true
 	}
 	s.jobs.Notify()
 	return row, nil
@@ -160,16 +169,11 @@ func (s *Service) findEquivalent(ctx context.Context, tx *store.Tx, row store.Bu
 	return nil, nil
 }
 
-// admit refuses a build beyond the limit of its workspace, or of an existing template without Replace.
+// admit refuses a build beyond the quota of its workspace, or of an existing template without Replace.
 func (s *Service) admit(ctx context.Context, tx *store.Tx, row store.Build, spec Spec) error {
-	active, err := tx.Builds(ctx, store.BuildQuery{Workspace: row.Workspace, States: store.ActiveBuildStates})
-	if err != nil {
+	uses := quota.Amount{Kind: quota.Builds, N: 1}
+	if err := s.quotas.Admit(ctx, tx, api.Workspace(row.Workspace), uses); err != nil {
 		return err
-	}
-	if len(active) >= s.cfg.MaxQueued {
-		return api.Errorf(api.QuotaExceeded, "the workspace has %d builds that have not ended: wait, or cancel one",
-			len(active)).
-			With("limit", s.cfg.MaxQueued)
 	}
 	if spec.Replace {
 		return nil
@@ -181,11 +185,15 @@ func (s *Service) admit(ctx context.Context, tx *store.Tx, row store.Build, spec
 	if len(versions) > 0 {
 		return api.Errorf(api.Conflict, "template %s exists: send replace=true to make a new version of it", row.Name)
 	}
-	if i := slices.IndexFunc(active, func(b store.Build) bool { return b.Template == row.Template }); i >= 0 {
+	active, err := tx.Builds(ctx, store.BuildQuery{Template: row.Template, States: store.ActiveBuildStates, Limit: 1})
+	if err != nil {
+		return err
+	}
+	if len(active) > 0 {
 		return api.Errorf(
 			api.Conflict,
 			"build %s of template %s is under way: cancel it, or send replace=true to queue another",
-			active[i].ID,
+			active[0].ID,
 			row.Name,
 		)
 	}
@@ -319,6 +327,23 @@ func (s *Service) Cancel(ctx context.Context, p auth.Principal, id api.BuildID) 
 	return view(row), nil
 }
 
+// CancelAll cancels all builds of a workspace that have not ended.
+func (s *Service) CancelAll(ctx context.Context, workspace api.Workspace) error {
+	rows, err := s.db.Read().Builds(ctx,
+		store.BuildQuery{Workspace: string(workspace), States: store.UnendedBuildStates})
+	if err != nil {
+		return err
+	}
+	var all error
+	for _, r := range rows {
+		_, err := s.Cancel(ctx, auth.Principal{Workspace: workspace}, api.BuildID(r.ID))
+		if code := api.CodeOf(err); code != api.WrongState && code != api.NotFound { // it has ended meanwhile
+			all = errors.Join(all, err)
+		}
+	}
+	return all
+}
+
 // Retry queues a failed build as a new build with the same inputs. It needs the credentials of a registry again.
 func (s *Service) Retry(
 	ctx context.Context,
@@ -348,7 +373,7 @@ func (s *Service) Retry(
 	}
 	var input *Upload
 	if spec.Input != "" {
-		if input, err = s.linkInput(old.ID); err != nil {
+		if input, err = s.linkInput(ctx, p, old.ID); err != nil {
 			return api.Build{}, err
 		}
 		defer func() { _ = input.Close() }() // Open removes a file that stays
@@ -373,8 +398,8 @@ func (s *Service) Retry(
 	return view(got), nil
 }
 
-// linkInput returns the input of an earlier build as an upload.
-func (s *Service) linkInput(build string) (*Upload, error) {
+// linkInput returns the input of an earlier build as an upload. It is charged again, since either build may end first.
+func (s *Service) linkInput(ctx context.Context, p auth.Principal, build string) (*Upload, error) {
 	path := s.dir("spool", "again"+string(api.NewBuildID()))
 	err := os.Link(s.inputPath(build), path)
 	if errors.Is(err, os.ErrNotExist) {
@@ -392,7 +417,15 @@ func (s *Service) linkInput(build string) (*Upload, error) {
 	if err != nil {
 		return nil, api.AsError(err)
 	}
-	return &Upload{f: f}, nil
+	u := &Upload{f: f, space: s.newSpace(ctx, p.Workspace, spoolSpace(path))}
+	info, err := f.Stat()
+	if err == nil {
+		err = u.space.take(info.Size())
+	}
+	if err != nil {
+		return nil, asError(errors.Join(err, u.Close()))
+	}
+	return u, nil
 }
 
 // asError returns the *api.Error in err, or one for it.

@@ -14,6 +14,7 @@ import (
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/control/auth"
 	"github.com/pandastack/pandastack/internal/control/build"
+	"github.com/pandastack/pandastack/internal/control/quota"
 	"github.com/pandastack/pandastack/internal/control/store"
 )
 
@@ -97,14 +98,15 @@ func TestConcurrencyLimits(t *testing.T) {
 }
 
 func TestQueueIsBounded(t *testing.T) {
-	w := newFixture(t, func(c *build.Config) { c.MaxQueued, c.Parallel = 2, 1 })
+	w := newFixture(t, func(c *build.Config) { c.Parallel = 1 })
+	w.allow(alice, quota.Builds, 2)
 	g := w.blockCreates()
 	first := w.enqueue(echoSpec("a", 0), nil)
 	<-g.arrived
 	second := w.enqueue(echoSpec("a", 1), map[string]string{"x": "y"})
 	u := w.files(map[string]string{"x": "y"})
 	_, err := w.Start(t.Context(), alice, echoSpec("a", 2), u)
-	if api.CodeOf(err) != api.QuotaExceeded || !strings.Contains(err.Error(), "cancel one") || u.Close() != nil {
+	if api.CodeOf(err) != api.QuotaExceeded || !strings.Contains(err.Error(), "cancel builds") || u.Close() != nil {
 		t.Errorf("Start of a third build: got %v, want quota_exceeded with a remedy", err)
 	}
 	if _, err := w.templates.Get(t.Context(), alice, "a2"); api.CodeOf(err) != api.NotFound {

@@ -15,6 +15,7 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
 	"github.com/pandastack/pandastack/internal/control/auth"
 	"github.com/pandastack/pandastack/internal/control/job"
+	"github.com/pandastack/pandastack/internal/control/quota"
 	"github.com/pandastack/pandastack/internal/control/store"
 	"github.com/pandastack/pandastack/internal/lib/cleanup"
 )
@@ -195,7 +196,9 @@ func (a *buildRun) cleanUp(ctx context.Context) {
 		errors.New("a finished build could not be cleaned up in time"),
 	)
 	defer free()
-	err := errors.Join(a.s.templates.Drop(ctx, a.pruned), a.s.cleanMachines(ctx, a.row.ID), a.s.removeInputs(a.row.ID))
+	err := errors.Join(
+		a.s.templates.Drop(ctx, a.pruned), a.s.cleanMachines(ctx, a.row.ID), a.s.removeInputs(ctx, a.row.ID),
+	)
 	if err != nil {
 		a.s.log.Warn("a finished build was not cleaned up completely", "build", a.row.ID, "err", err)
 	}
@@ -262,6 +265,10 @@ func (a *buildRun) commit(ctx context.Context, t hostapi.Template, from hostapi.
 	}
 	var old []store.Version
 	err := a.s.db.Write(ctx, "build commit", func(ctx context.Context, tx *store.Tx) (err error) {
+		uses := quota.Amount{Kind: quota.Disk, N: v.Bytes}
+		if err := a.s.quotas.Admit(ctx, tx, a.principal.Workspace, uses); err != nil {
+			return err
+		}
 		if old, err = a.s.templates.Add(ctx, tx, v, a.spec.Tags); err != nil {
 			return err
 		}
@@ -458,4 +465,6 @@ func imageID(build string) hostapi.ImageID           { return hostapi.ImageID(bu
 func tempSnapshotID(build string) hostapi.SnapshotID { return hostapi.SnapshotID("pas" + build) }
 
 // removeInputs removes the uploads of a build.
-func (s *Service) removeInputs(build string) error { return os.RemoveAll(s.dir("inputs", build)) }
+func (s *Service) removeInputs(ctx context.Context, build string) error {
+	return errors.Join(os.RemoveAll(s.dir("inputs", build)), s.forgetSpace(ctx, inputSpace(build)))
+}

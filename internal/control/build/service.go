@@ -17,6 +17,7 @@ import (
 	"github.com/pandastack/pandastack/internal/control/auth"
 	"github.com/pandastack/pandastack/internal/control/guestdial"
 	"github.com/pandastack/pandastack/internal/control/job"
+	"github.com/pandastack/pandastack/internal/control/quota"
 	"github.com/pandastack/pandastack/internal/control/store"
 	"github.com/pandastack/pandastack/internal/image/dockerfile"
 	"github.com/pandastack/pandastack/internal/lib/config"
@@ -27,7 +28,6 @@ type Config struct {
 	Dir            string        // directory for contexts and uploads
 	Parallel       int           // concurrent builds; 2
 	PerWorkspace   int           // concurrent builds of one workspace; Parallel
-	MaxQueued      int           // builds of a workspace that have not ended; 20
 	MaxAttempts    int           // attempts of a build whose process ends; 3
 	StepTimeout    time.Duration // limit of one step; 30 min
 	BuildTimeout   time.Duration // limit of one attempt of a build; 4 h
@@ -47,7 +47,6 @@ type Config struct {
 func (c Config) withDefaults() Config {
 	c.Parallel = cmp.Or(c.Parallel, 2)
 	c.PerWorkspace = cmp.Or(c.PerWorkspace, c.Parallel)
-	c.MaxQueued = cmp.Or(c.MaxQueued, 20)
 	c.MaxAttempts = cmp.Or(c.MaxAttempts, 3)
 	c.StepTimeout = cmp.Or(c.StepTimeout, 30*time.Minute)
 	c.BuildTimeout = cmp.Or(c.BuildTimeout, 4*time.Hour)
@@ -84,8 +83,9 @@ type Image struct {
 	Digest string // digest of the manifest for this platform
 	Bytes  int64  // compressed size of its layers
 	Base   dockerfile.Base
-	// Flatten writes the root file system of the image as a tar stream.
-	Flatten func(ctx context.Context, w io.Writer) error
+	// Flatten writes the root file system of the image as a tar stream. It calls take before it writes bytes of layers
+	// to the disk; an error of take ends it. These bytes are in use until Flatten returns.
+	Flatten func(ctx context.Context, w io.Writer, take func(bytes int64) error) error
 }
 
 // Registry finds images. Errors that the reference or the registry causes are *api.Error.
@@ -96,14 +96,15 @@ type Registry interface {
 	Server(ref string) (string, error)
 }
 
-// Deps are the components that a Service uses. All but Registry are required.
+// Deps are the components that a Service uses. All but Registry and Quotas are required.
 type Deps struct {
 	Store     *store.DB
 	Jobs      *job.Queue // runs the builds; New registers their worker
 	Host      hostapi.Host
 	Templates Templates
 	Sandboxes Sandboxes
-	Registry  Registry // nil: the sources of builds cannot be images
+	Registry  Registry      // nil: the sources of builds cannot be images
+	Quotas    *quota.Quotas // nil: the default quotas
 	Log       *slog.Logger
 }
 
@@ -117,7 +118,9 @@ type Service struct {
 	templates Templates
 	sandboxes Sandboxes
 	registry  Registry
+	quotas    *quota.Quotas
 	log       *slog.Logger
+	dirID     string // set by Open
 
 	collecting sync.Mutex // held by collectGarbage, so that it runs once at a time; taken before mu
 
@@ -137,8 +140,12 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	s := &Service{
 		cfg: cfg.withDefaults(), db: deps.Store, jobs: deps.Jobs, host: deps.Host,
 		guests: guestdial.New(deps.Host), templates: deps.Templates,
-		sandboxes: deps.Sandboxes, registry: deps.Registry, log: deps.Log, active: map[string]*buildRun{},
+		sandboxes: deps.Sandboxes, registry: deps.Registry, quotas: deps.Quotas, log: deps.Log,
+		active:    map[string]*buildRun{},
 		activated: make(chan struct{}), secrets: map[string]*api.RegistryAuth{}, orphans: map[string]time.Time{},
+	}
+	if s.quotas == nil {
+		s.quotas = quota.New(quota.Config{}, s.db)
 	}
 	deps.Jobs.Register(s.worker())
 	return s, nil
@@ -154,6 +161,9 @@ func (s *Service) Open(ctx context.Context) error {
 		if err := os.MkdirAll(s.dir(name), 0o700); err != nil {
 			return fmt.Errorf("builds: %w", err)
 		}
+	}
+	if err := s.openDirID(); err != nil {
+		return fmt.Errorf("builds: %w", err)
 	}
 	return s.adopt(ctx)
 }

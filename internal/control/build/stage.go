@@ -229,11 +229,14 @@ func (a *buildRun) importImage(ctx context.Context, from origin) (hostapi.ImageI
 	if err := a.s.deleteImage(ctx, id); err != nil {
 		return "", err
 	}
-	write := emptyRoot
-	if from.image != nil {
-		write = from.image.Flatten
+	if from.image == nil {
+		return id, a.importFrom(ctx, id, emptyRoot)
 	}
-	return id, a.importFrom(ctx, id, write)
+	layers := a.s.newSpace(ctx, a.principal.Workspace, imageSpace(a.row.ID))
+	err := a.importFrom(ctx, id, func(ctx context.Context, w io.Writer) error {
+		return from.image.Flatten(ctx, w, layers.take)
+	})
+	return id, errors.Join(err, layers.release())
 }
 
 // importFrom imports the tar stream that write produces.

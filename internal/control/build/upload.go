@@ -19,6 +19,7 @@ import (
 
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/control/auth"
+	"github.com/pandastack/pandastack/internal/control/store"
 	"github.com/pandastack/pandastack/internal/lib/durable"
 )
 
@@ -27,6 +28,8 @@ import (
 // The node never unpacks the file. Close removes it unless a build has taken it.
 type Upload struct {
 	f     *os.File
+	space *space
+	taken bool // by a build
 	sum   hash.Hash
 	left  int64
 	limit int64
@@ -35,24 +38,30 @@ type Upload struct {
 	parts []string // digests of names and contents; their order does not matter
 }
 
-// NewUpload begins an upload. If files is set it is a context, to which AddFile adds files; otherwise Write takes the
-// bytes of an archive.
-func (s *Service) NewUpload(files bool) (*Upload, error) {
+// NewUpload begins an upload to the caller's workspace, to whose quota it is charged as it grows.
+//
+// ctx must not end before Close. If files is set it is a context, to which AddFile adds files; otherwise Write takes
+// the bytes of an archive.
+func (s *Service) NewUpload(ctx context.Context, p auth.Principal, files bool) (*Upload, error) {
 	f, err := os.CreateTemp(s.dir("spool"), "up")
 	if err != nil {
 		return nil, api.AsError(wrapNoSpace(err))
 	}
-	u := &Upload{f: f, sum: sha256.New(), left: s.cfg.MaxUploadBytes, limit: s.cfg.MaxUploadBytes}
+	u := &Upload{f: f, space: s.newSpace(ctx, p.Workspace, spoolSpace(f.Name())), sum: sha256.New(),
+		left: s.cfg.MaxUploadBytes, limit: s.cfg.MaxUploadBytes}
 	if files {
 		u.tar, u.names = tar.NewWriter(u), map[string]bool{}
 	}
 	return u, nil
 }
 
-// Write implements io.Writer. Errors are *api.Error with the codes too_large and no_space.
+// Write implements io.Writer. Errors are *api.Error with the codes too_large, quota_exceeded and no_space.
 func (u *Upload) Write(p []byte) (int, error) {
 	if int64(len(p)) > u.left {
 		return 0, api.Errorf(api.TooLarge, "the upload is larger than %d MiB", u.limit>>20)
+	}
+	if err := u.space.take(int64(len(p))); err != nil {
+		return 0, err
 	}
 	n, err := u.f.Write(p)
 	u.left -= int64(n)
@@ -132,8 +141,12 @@ func (u *Upload) buffer(r io.Reader) (file buffered, size int64, done func(), er
 	if err != nil {
 		return nil, 0, nil, err
 	}
-	done = func() { _ = errors.Join(tmp.Close(), os.Remove(tmp.Name())) } // Open removes a file that stays
-	size, err = io.Copy(tmp, io.MultiReader(&small, r))
+	charged := &spaceWriter{w: tmp, sp: u.space}
+	done = func() {
+		_ = errors.Join(tmp.Close(), os.Remove(tmp.Name())) // Open removes a file that stays
+		u.space.give(charged.n)
+	}
+	size, err = io.Copy(charged, io.MultiReader(&small, r))
 	if err != nil {
 		done()
 		return nil, 0, nil, err
@@ -169,6 +182,9 @@ func (u *Upload) Close() error {
 	if errors.Is(err, os.ErrNotExist) {
 		err = nil
 	}
+	if !u.taken {
+		err = errors.Join(err, u.space.release())
+	}
 	return errors.Join(err, u.f.Close())
 }
 
@@ -177,8 +193,13 @@ func (s *Service) filePath(workspace api.Workspace, hash string) (string, error)
 	if len(hash) != 64 || strings.Trim(hash, "0123456789abcdef") != "" {
 		return "", api.Errorf(api.Invalid, "hash: %.80q is not 64 hexadecimal digits", hash).With("field", "hash")
 	}
+	return s.dir("files", ownerDir(workspace), hash+".tar"), nil
+}
+
+// ownerDir returns the name of the directory with the files of a workspace.
+func ownerDir(workspace api.Workspace) string {
 	owner := sha256.Sum256([]byte(workspace))
-	return s.dir("files", hex.EncodeToString(owner[:8]), hash+".tar"), nil
+	return hex.EncodeToString(owner[:8])
 }
 
 // HasFiles reports whether files with the hash were uploaded to the caller's workspace.
@@ -192,8 +213,8 @@ func (s *Service) HasFiles(_ context.Context, p auth.Principal, hash string) (bo
 }
 
 // PutFiles stores a tar stream, compressed by gzip or not, under a hash in the caller's workspace. The hash is a name
-// that the client has chosen; PutFiles does not verify it.
-func (s *Service) PutFiles(_ context.Context, p auth.Principal, hash string, r io.Reader) (err error) {
+// that the client has chosen; PutFiles does not verify it. The file is charged to the quota of the workspace.
+func (s *Service) PutFiles(ctx context.Context, p auth.Principal, hash string, r io.Reader) (err error) {
 	path, err := s.filePath(p.Workspace, hash)
 	if err != nil {
 		return err
@@ -201,7 +222,7 @@ func (s *Service) PutFiles(_ context.Context, p auth.Principal, hash string, r i
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return api.AsError(wrapNoSpace(err))
 	}
-	u, err := s.NewUpload(false)
+	u, err := s.NewUpload(ctx, p, false)
 	if err != nil {
 		return err
 	}
@@ -226,6 +247,13 @@ func (s *Service) PutFiles(_ context.Context, p auth.Principal, hash string, r i
 	if err := u.moveTo(path); err != nil {
 		return api.AsError(err)
 	}
+	err = s.db.Write(ctx, "files", func(ctx context.Context, tx *store.Tx) error {
+		return u.space.moveTo(ctx, tx, s.spaceOf(path))
+	})
+	if err != nil { // garbage collection charges the file
+		return api.AsError(err)
+	}
+	u.taken = true
 	return nil
 }
 

@@ -7,6 +7,9 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/internal/contract/hostapi"
+	"github.com/pandastack/pandastack/internal/control/sandbox/activity"
 	"github.com/pandastack/pandastack/internal/control/sandbox/hostevents"
 	"github.com/pandastack/pandastack/internal/control/store"
 )
@@ -14,8 +17,9 @@ import (
 // Run runs the controllers until ctx ends; see the package comment. It starts with a comparison of store and
 // host. Errors are logged and the work is tried again; Run returns nil when ctx ended.
 func (s *Service) Run(ctx context.Context) error {
-	uses := s.newUseRecorder()
-	uses.load(ctx)
+	uses := &activity.Recorder{Source: useSource{s}, Activity: &s.activity, Store: s.db,
+		Interval: s.cfg.FlushInterval, Log: s.log}
+	uses.Load(ctx)
 	s.refreshCapacity(ctx)
 	reconciler := s.newReconciler()
 	events := hostevents.New(s.host, eventHandler{s}, reconciler.trigger, s.log)
@@ -25,12 +29,40 @@ func (s *Service) Run(ctx context.Context) error {
 	g.Go(func() error { return s.newReaper().Run(ctx) })
 	g.Go(func() error { return uses.Run(ctx) })
 	g.Go(func() error { return s.newExpirer().Run(ctx) })
+	g.Go(func() error { return s.suspensions.Run(ctx) })
 	err := g.Wait()
 	last, cancel := detached(ctx)
 	defer cancel()
-	uses.finish(last)
+	uses.Finish(last)
 	s.guests.Close()
 	return err
+}
+
+// useSource implements activity.Source.
+type useSource struct{ *Service }
+
+// IDs implements activity.Source.
+func (s useSource) IDs(ctx context.Context, running bool) ([]string, error) {
+	q := store.SandboxQuery{}
+	if running {
+		q.States = inMemory
+	}
+	all, err := s.loadAll(ctx, q)
+	ids := make([]string, 0, len(all))
+	for _, r := range all {
+		ids = append(ids, string(r.ID))
+	}
+	return ids, err
+}
+
+// Usage implements activity.Source.
+func (s useSource) Usage(ctx context.Context, id string) string {
+	return s.usageJSON(ctx, hostapi.MachineID(id), nil)
+}
+
+// Console implements activity.Source.
+func (s useSource) Console(ctx context.Context, id string) string {
+	return s.console(ctx, &record{ID: api.SandboxID(id)})
 }
 
 // periodically calls f at every interval until ctx ends, and logs its errors.

@@ -24,7 +24,7 @@ func benchService(b *testing.B) *sandbox.Service {
 		host.Close()
 		_ = db.Close() // the benchmark is over
 	})
-	templates, err := template.New(host, db, nil)
+	templates, err := template.New(host, db, nil, nil)
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -132,7 +132,7 @@ func (s *Service) createNew(
 		return api.Sandbox{}, err
 	}
 	defer release()
-	if err := s.insert(ctx, p, &r, hash); err != nil {
+	if err := s.insert(ctx, &r, hash); err != nil {
 		return api.Sandbox{}, err
 	}
 	s.refreshCapacity(ctx)
@@ -147,9 +147,9 @@ func (s *Service) createNew(
 }
 
 // insert writes the record of a sandbox that is about to be created, and its idempotency key if it has one.
-func (s *Service) insert(ctx context.Context, p auth.Principal, r *record, hash string) error {
+func (s *Service) insert(ctx context.Context, r *record, hash string) error {
 	return s.db.Write(ctx, "create begin", func(ctx context.Context, tx *store.Tx) error {
-		if err := s.checkQuota(ctx, tx, p, 1); err != nil {
+		if err := s.quotas.Admit(ctx, tx, r.Workspace, usesOf(r)...); err != nil {
 			return err
 		}
 		if hash != "" {
@@ -208,30 +208,6 @@ func (s *Service) abortCreate(ctx context.Context, r *record, why error) error {
 	return why
 }
 
-// checkQuota refuses more sandboxes than a workspace may have.
-func (s *Service) checkQuota(ctx context.Context, tx *store.Tx, p auth.Principal, more int) error {
-	limit := s.cfg.MaxSandboxes
-	w, err := tx.Workspace(ctx, string(p.Workspace))
-	if err == nil && w.MaxSandboxes > 0 {
-		limit = w.MaxSandboxes
-	} else if err != nil && !errors.Is(err, store.ErrNotFound) {
-		return err
-	}
-	if limit == 0 {
-		return nil
-	}
-	n, err := tx.CountSandboxes(ctx, string(p.Workspace))
-	if err != nil {
-		return err
-	}
-	if n+more > limit {
-		return api.Errorf(
-			api.QuotaExceeded, "the workspace has %d sandboxes and may have %d: delete some first", n, limit).
-			With("limit", limit).With("used", n)
-	}
-	return nil
-}
-
 // plan decides what is made, without making anything.
 func (s *Service) plan(
 	ctx context.Context,
@@ -264,17 +240,18 @@ func (s *Service) plan(
 		return r, hostapi.Create{}, err
 	}
 	r.User, r.Workdir = cmp.Or(req.User, r.User), cmp.Or(req.Workdir, r.Workdir)
-	r.DiskMiB = req.MinDiskMiB()
+	r.DiskMiB = max(r.DiskMiB, req.MinDiskMiB())
 	memory := 0
 	if req.MemoryMB > r.MemoryMiB {
 		memory = req.MemoryMB // the host knows whether it can
+		r.MemoryMiB = memory
 	}
 	return r, hostapi.Create{
 		ID:         r.machineID(),
 		Template:   template,
 		Snapshot:   hostapi.SnapshotID(r.Snapshot),
 		MemoryMiB:  memory,
-		DiskMiB:    r.DiskMiB,
+		DiskMiB:    req.MinDiskMiB(),
 		Hostname:   string(r.ID),
 		Env:        r.environment(),
 		Files:      r.injectedFiles(),
@@ -306,7 +283,7 @@ func (s *Service) planTemplate(
 		return "", hostapi.Limits{}, sizeError("memory_mb", req.MemoryMB, t.MemoryMB, t.Name)
 	}
 	r.Template, r.User, r.Workdir = t.Name, t.User, t.Workdir
-	r.VCPUs, r.MemoryMiB = t.CPU, t.MemoryMB
+	r.VCPUs, r.MemoryMiB, r.DiskMiB, r.DataDisks = t.CPU, t.MemoryMB, t.DiskMB, t.DataDisks
 	r.Env = mergeMaps(t.Env, r.Env)
 	var limits hostapi.Limits
 	if t.Limits != nil {
@@ -333,7 +310,7 @@ func (s *Service) planSnapshot(
 		return hostapi.Limits{}, err
 	}
 	r.Snapshot, r.Template, r.User, r.Workdir = snap.ID, snap.Template, snap.User, snap.Workdir
-	r.VCPUs, r.MemoryMiB = snap.VCPUs, snap.MemoryMiB
+	r.VCPUs, r.MemoryMiB, r.DiskMiB = snap.VCPUs, snap.MemoryMiB, snap.DiskMiB
 	r.Env = mergeMaps(snap.Env, req.Env)
 	if req.Injected == nil {
 		r.Injected = snap.Injected

@@ -8,8 +8,9 @@
 //
 // What must become true although no caller waits for it is the work of controllers, each of which sees only
 // the few operations that it needs: the reconciler compares store and host, a hostevents.Dispatcher acts on what
-// the host reports, the reaper ends or hibernates sandboxes that are due, the useRecorder writes last uses and
-// what was last seen, and the expirer removes what was kept long enough. Service.Run runs them.
+// the host reports, the reaper ends or hibernates sandboxes that are due, an activity.Recorder writes last uses and
+// what was last seen, a quota.Enforcer hibernates the sandboxes of suspended workspaces, and the expirer removes
+// what was kept long enough. Service.Run runs them.
 //
 // # Invariants
 //

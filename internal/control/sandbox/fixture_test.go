@@ -17,6 +17,7 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
 	"github.com/pandastack/pandastack/internal/contract/hostapi/hosttest"
 	"github.com/pandastack/pandastack/internal/control/auth"
+	"github.com/pandastack/pandastack/internal/control/quota"
 	"github.com/pandastack/pandastack/internal/control/sandbox"
 	"github.com/pandastack/pandastack/internal/control/store"
 	"github.com/pandastack/pandastack/internal/control/template"
@@ -25,12 +26,13 @@ import (
 // fixture is a control plane over a simulated host.
 type fixture struct {
 	*sandbox.Service
-	t     *testing.T
-	host  *hosttest.Host
-	db    *store.DB
-	path  string
-	fault func(op string, committed bool) error
-	cfg   sandbox.Config
+	t      *testing.T
+	host   *hosttest.Host
+	db     *store.DB
+	path   string
+	fault  func(op string, committed bool) error
+	cfg    sandbox.Config
+	limits *quota.Quotas
 }
 
 var (
@@ -102,13 +104,15 @@ func (w *fixture) start() {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	templates, err := template.New(w.host, db, template.BuiltinAliases())
+	w.limits = quota.New(quota.Config{}, db)
+	templates, err := template.New(w.host, db, template.BuiltinAliases(), w.limits)
 	if err != nil {
 		w.t.Fatal(err)
 	}
 	s, err := sandbox.New(
 		w.cfg,
-		sandbox.Deps{Store: db, Host: w.host, Templates: templates, Log: slog.New(slog.DiscardHandler)},
+		sandbox.Deps{Store: db, Host: w.host, Templates: templates, Quotas: w.limits,
+			Log: slog.New(slog.DiscardHandler)},
 	)
 	if err != nil {
 		w.t.Fatal(err)
@@ -252,3 +256,30 @@ func wantCode(t *testing.T, err error, want api.Code, what string) *api.Error {
 }
 
 func p[T any](v T) *T { return &v }
+
+// allow gives a workspace a quota of its own.
+func (w *fixture) allow(p auth.Principal, kind quota.Kind, n int64) {
+	w.t.Helper()
+	err := w.db.Write(w.t.Context(), "allow", func(ctx context.Context, tx *store.Tx) error {
+		return quota.Change{kind: &n}.Apply(ctx, tx, p.Workspace)
+	})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// used returns what a workspace uses of a kind.
+func (w *fixture) used(p auth.Principal, kind quota.Kind) int64 {
+	w.t.Helper()
+	all, err := w.limits.Usage(w.t.Context(), p.Workspace)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	for _, q := range all {
+		if q.Kind == string(kind) {
+			return *q.Used
+		}
+	}
+	w.t.Fatalf("no kind %s", kind)
+	return 0
+}

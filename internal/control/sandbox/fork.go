@@ -9,6 +9,7 @@ import (
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
 	"github.com/pandastack/pandastack/internal/control/auth"
+	"github.com/pandastack/pandastack/internal/control/quota"
 	"github.com/pandastack/pandastack/internal/control/sandbox/hosterror"
 	"github.com/pandastack/pandastack/internal/control/store"
 )
@@ -107,7 +108,8 @@ func (s *Service) fork(ctx context.Context, p auth.Principal, id api.SandboxID, 
 		defer free()
 	}
 	err = s.db.Write(ctx, "fork begin", func(ctx context.Context, tx *store.Tx) error {
-		if err := s.checkQuota(ctx, tx, p, len(children)); err != nil {
+		uses := quota.Times(len(children), usesOf(&parent))
+		if err := s.quotas.Admit(ctx, tx, parent.Workspace, uses...); err != nil {
 			return err
 		}
 		for i := range children {

@@ -58,6 +58,9 @@ func (s *Service) OpenForIngress(
 	if err != nil {
 		return nil, api.Sandbox{}, api.AsError(err)
 	}
+	if err := s.quotas.CheckActive(ctx, r.Workspace); err != nil {
+		return nil, api.Sandbox{}, err
+	}
 	p := auth.Principal{Workspace: r.Workspace}
 	if err := admit(p, s.view(&r)); err != nil {
 		return nil, api.Sandbox{}, err

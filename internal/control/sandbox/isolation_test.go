@@ -176,6 +176,8 @@ var unowned = map[string]bool{
 	"Snapshots":      true,
 	"Counts":         true,
 	"Capacity":       true,
+
+	"EnforceSuspensions": true,
 }
 
 func TestEveryVerbIsInTheTable(t *testing.T) {

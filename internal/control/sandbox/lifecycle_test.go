@@ -11,6 +11,7 @@ import (
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
 	"github.com/pandastack/pandastack/internal/contract/hostapi/hosttest"
+	"github.com/pandastack/pandastack/internal/control/quota"
 	"github.com/pandastack/pandastack/internal/control/sandbox"
 )
 
@@ -86,8 +87,9 @@ func checkLifecycle(t *testing.T, w *fixture) {
 }
 
 func TestCreateRefuses(t *testing.T) {
-	w := newFixture(t, func(c *sandbox.Config) { c.MaxSandboxes = 2 })
+	w := newFixture(t)
 	ctx := t.Context()
+	w.allow(alice, quota.Sandboxes, 2)
 	rows := []struct {
 		name string
 		req  api.CreateRequest

@@ -9,9 +9,14 @@ import (
 )
 
 // applyLimits sets the limits that were asked for and, where none were, those of what the sandbox is made from.
-// Inherited limits that are wider than the host's are dropped, so that the host's apply.
+// Inherited limits that are wider than the host's or the workspace's are dropped, so that the latter apply.
 func (s *Service) applyLimits(ctx context.Context, r *record, asked *api.Limits, from hostapi.Limits) error {
-	if asked == nil && from == (hostapi.Limits{}) {
+	rates, err := s.quotas.Rates(ctx, r.Workspace)
+	if err != nil {
+		return err
+	}
+	workspace := hostapi.Limits{NetworkOutMbit: rates.EgressMbit}
+	if asked == nil && from == (hostapi.Limits{}) && workspace == (hostapi.Limits{}) {
 		return nil
 	}
 	s.refreshCapacity(ctx)
@@ -23,7 +28,11 @@ func (s *Service) applyLimits(ctx context.Context, r *record, asked *api.Limits,
 	if err := own.Check(host); err != nil {
 		return limitError(err)
 	}
-	r.Limits = own.WithDefaults(from.DropAbove(host))
+	if err := own.Check(workspace); err != nil {
+		return workspaceLimitError(err)
+	}
+	// What the host allows at most need not be said to it.
+	r.Limits = own.WithDefaults(from.DropAbove(host).DropAbove(workspace)).WithDefaults(workspace.DropAbove(host))
 	return nil
 }
 
@@ -33,4 +42,14 @@ func limitError(err error) error {
 		e = e.With("field", "limits."+which.Field)
 	}
 	return e
+}
+
+// workspaceLimitError is the error for a limit that is wider than the workspace's.
+func workspaceLimitError(err error) error {
+	which, ok := errors.AsType[*hostapi.LimitError](err)
+	if !ok {
+		return err
+	}
+	return api.Errorf(api.Invalid, "limits.%s: %d is more than the %d of a sandbox of this workspace: use up to %d",
+		which.Field, which.Asked, which.Host, which.Host).With("field", "limits."+which.Field)
 }

@@ -12,7 +12,8 @@ func TestOnPostgres(t *testing.T) {
 	address := storetest.Postgres(t)
 	for name, check := range map[string]func(*testing.T, *fixture){
 		"life": checkLifecycle, "forks": checkForks, "snapshots": checkSnapshots, "idempotency": checkIdempotency,
-		"storm":  checkStorm,
+		"storm": checkStorm,
+		"quota": checkQuotaRace, "suspension": checkSuspension,
 		"follow": checkFollowEvents, "isolation": checkIsolation,
 	} {
 		t.Run(name, func(t *testing.T) { check(t, newFixtureOn(t, address(t))) })

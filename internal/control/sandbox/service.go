@@ -14,6 +14,7 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
 	"github.com/pandastack/pandastack/internal/control/auth"
 	"github.com/pandastack/pandastack/internal/control/guestdial"
+	"github.com/pandastack/pandastack/internal/control/quota"
 	"github.com/pandastack/pandastack/internal/control/sandbox/activity"
 	"github.com/pandastack/pandastack/internal/control/sandbox/keyed"
 	"github.com/pandastack/pandastack/internal/control/store"
@@ -26,7 +27,6 @@ type Config struct {
 	DefaultTTL           time.Duration // idle time until deletion if a request names none; 0: never
 	HibernatedTTL        time.Duration // until a hibernated sandbox that is not persistent is deleted; 0: never
 	IdleHibernate        time.Duration // idle time until a persistent sandbox is hibernated; 0: never
-	MaxSandboxes         int           // per workspace, unless the workspace has its own limit; 0: no limit
 	MaxFork              int           // children of one fork
 	TombstoneRetention   time.Duration // how long a tombstone is kept, with its logs and events
 	IdempotencyRetention time.Duration // how long an idempotency key is known
@@ -44,7 +44,7 @@ func Defaults() Config {
 	set := config.Default().Sandbox
 	return Config{
 		DefaultTemplate: set.Template, DefaultTTL: set.TTL, IdleHibernate: set.IdleHibernate,
-		MaxSandboxes: set.MaxPerWorkspace, MaxFork: 16, TombstoneRetention: set.TombstoneRetention,
+		MaxFork: 16, TombstoneRetention: set.TombstoneRetention,
 		IdempotencyRetention: 24 * time.Hour, AuditRetention: 30 * 24 * time.Hour,
 		MaxEvents: 1000, ReapInterval: time.Second, FlushInterval: 5 * time.Second, ReconcileInterval: 30 * time.Second,
 		OrphanGrace: time.Minute, ForeignOwnerGrace: 10 * time.Minute,
@@ -57,11 +57,12 @@ type Templates interface {
 	Resolve(ctx context.Context, p auth.Principal, name string) (api.Template, error)
 }
 
-// Deps are the components that a Service works with. All but Observe are required.
+// Deps are the components that a Service works with. All but Quotas and Observe are required.
 type Deps struct {
 	Store     *store.DB
 	Host      hostapi.Host
 	Templates Templates
+	Quotas    *quota.Quotas // nil: the default quotas
 	Log       *slog.Logger
 	// Observe is called at the end of every verb with its name, its error code ("" for success) and its
 	// duration. It must not block.
@@ -75,6 +76,7 @@ type Service struct {
 	host      hostapi.Host
 	guests    *guestdial.Dialer
 	templates Templates
+	quotas    *quota.Quotas
 	log       *slog.Logger
 	observe   func(verb string, code api.Code, took time.Duration)
 	instance  string // this process, as the owner of operations
@@ -82,6 +84,8 @@ type Service struct {
 	locks    keyed.Locks
 	activity activity.Tracker
 	changes  keyed.Hub // of events, by sandbox
+
+	suspensions *quota.Enforcer
 
 	capacityMu sync.Mutex
 	capacity   hostapi.Capacity
@@ -98,7 +102,12 @@ func New(cfg Config, deps Deps) (*Service, error) {
 		return nil, errors.New("sandbox: the intervals, MaxFork and MaxEvents must be above zero: start from Defaults")
 	}
 	s := &Service{cfg: cfg, db: deps.Store, host: deps.Host, guests: guestdial.New(deps.Host),
-		templates: deps.Templates, log: deps.Log, observe: deps.Observe, instance: strings.ToLower(rand.Text())}
+		templates: deps.Templates, quotas: deps.Quotas, log: deps.Log, observe: deps.Observe,
+		instance: strings.ToLower(rand.Text())}
+	if s.quotas == nil {
+		s.quotas = quota.New(quota.Config{}, s.db)
+	}
+	s.suspensions = quota.NewEnforcer(s.quotas, suspendable{s}, cfg.ReconcileInterval, deps.Log)
 	if s.observe == nil {
 		s.observe = func(string, api.Code, time.Duration) {}
 	}
@@ -154,6 +163,9 @@ func (s *Service) loadAll(ctx context.Context, q store.SandboxQuery) ([]record, 
 func (s *Service) find(ctx context.Context, p auth.Principal, id api.SandboxID) (record, error) {
 	if p.Workspace == "" {
 		return record{}, errNoWorkspace()
+	}
+	if err := s.quotas.CheckActive(ctx, p.Workspace); err != nil {
+		return record{}, err
 	}
 	r, err := s.load(ctx, id)
 	switch {
@@ -226,6 +238,19 @@ func (s *Service) appendEvents(ctx context.Context, tx *store.Tx, r *record, all
 // setState moves a sandbox to the next state and writes the record, with events. The lock of r is held. If
 // the write fails, r is unchanged.
 func (s *Service) setState(ctx context.Context, op string, r *record, to api.Status, events ...newEvent) error {
+	return s.setStateUsing(ctx, op, r, to, nil, events...)
+}
+
+// setStateUsing is setState for a state in which the sandbox uses more of the quotas of its workspace than before; nil
+// is nothing.
+func (s *Service) setStateUsing(
+	ctx context.Context,
+	op string,
+	r *record,
+	to api.Status,
+	uses []quota.Amount,
+	events ...newEvent,
+) error {
 	was := *r
 	if r.State != to && !canReach(r.State, to) {
 		return api.Errorf(api.Internal, "sandbox %s cannot go from %s to %s", r.ID, r.State, to)
@@ -240,6 +265,11 @@ func (s *Service) setState(ctx context.Context, op string, r *record, to api.Sta
 	r.Active = s.lastUse(r)
 	r.Due = s.due(r)
 	err := s.db.Write(ctx, op, func(ctx context.Context, tx *store.Tx) error {
+		if uses != nil {
+			if err := s.quotas.Admit(ctx, tx, r.Workspace, uses...); err != nil {
+				return err
+			}
+		}
 		if err := tx.UpdateSandbox(ctx, r.row(), string(was.State)); err != nil {
 			return err
 		}
@@ -253,6 +283,9 @@ func (s *Service) setState(ctx context.Context, op string, r *record, to api.Sta
 		return err
 	}
 	s.changes.Notify(string(r.ID))
+	if to == api.Running {
+		s.noticeSuspension(ctx, r.Workspace)
+	}
 	return nil
 }
 

@@ -9,6 +9,7 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
 	"github.com/pandastack/pandastack/internal/control/auth"
 	"github.com/pandastack/pandastack/internal/control/page"
+	"github.com/pandastack/pandastack/internal/control/quota"
 	"github.com/pandastack/pandastack/internal/control/sandbox/hosterror"
 	"github.com/pandastack/pandastack/internal/control/store"
 )
@@ -35,6 +36,7 @@ func (s *Service) TakeSnapshot(
 		Instance: s.instance, Host: r.Host, Name: req.Name, Template: r.Template, Metadata: req.Metadata,
 		VCPUs: r.VCPUs, MemoryMiB: r.MemoryMiB, DiskMiB: r.DiskMiB, Env: r.Env, Injected: r.Injected,
 		Limits: r.Limits, User: r.User, Workdir: r.Workdir, Created: now(),
+		Bytes: largestSnapshot(&r), // until its size is known
 	}
 	_, free, err := s.locks.Acquire(ctx, string(snap.ID))
 	if err != nil {
@@ -82,7 +84,12 @@ func (s *snapshotRecord) applyHost(h hostapi.Snapshot) {
 }
 
 func (s *Service) insertSnapshot(ctx context.Context, snap *snapshotRecord) error {
+	uses := []quota.Amount{{Kind: quota.Snapshots, N: 1}, {Kind: quota.SnapshotSize, N: snap.Bytes},
+		{Kind: quota.Disk, N: snap.Bytes}}
 	return s.db.Write(ctx, "snapshot begin", func(ctx context.Context, tx *store.Tx) error {
+		if err := s.quotas.Admit(ctx, tx, snap.Workspace, uses...); err != nil {
+			return err
+		}
 		return tx.InsertSnapshot(ctx, snap.row())
 	})
 }
@@ -137,6 +144,9 @@ func (s *Service) loadSnapshot(ctx context.Context, id api.SnapshotID) (snapshot
 func (s *Service) findSnapshot(ctx context.Context, p auth.Principal, id api.SnapshotID) (snapshotRecord, error) {
 	if p.Workspace == "" {
 		return snapshotRecord{}, errNoWorkspace()
+	}
+	if err := s.quotas.CheckActive(ctx, p.Workspace); err != nil {
+		return snapshotRecord{}, err
 	}
 	snap, err := s.loadSnapshot(ctx, id)
 	switch {

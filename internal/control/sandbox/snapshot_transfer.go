@@ -8,6 +8,7 @@ import (
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
 	"github.com/pandastack/pandastack/internal/control/auth"
+	"github.com/pandastack/pandastack/internal/control/quota"
 	"github.com/pandastack/pandastack/internal/control/sandbox/hosterror"
 	"github.com/pandastack/pandastack/internal/control/store"
 )
@@ -81,7 +82,11 @@ func (s *Service) PullSnapshot(
 	snap.applyPull(done)
 	finish, cancel := detached(ctx)
 	defer cancel()
+	uses := []quota.Amount{{Kind: quota.SnapshotSize, N: snap.Bytes}, {Kind: quota.Disk, N: snap.Bytes}}
 	err = s.db.Write(finish, "snapshot end", func(ctx context.Context, tx *store.Tx) error {
+		if err := s.quotas.Admit(ctx, tx, snap.Workspace, uses...); err != nil {
+			return err
+		}
 		return tx.UpdateSnapshot(ctx, snap.row(), store.SnapshotCreating)
 	})
 	if err != nil {

@@ -9,6 +9,7 @@ import (
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
 	"github.com/pandastack/pandastack/internal/control/auth"
+	"github.com/pandastack/pandastack/internal/control/quota"
 	"github.com/pandastack/pandastack/internal/control/sandbox/hosterror"
 )
 
@@ -126,7 +127,11 @@ func (s *Service) runTransition(ctx context.Context, r *record, t transition) er
 		return wrongState(r, t.name)
 	}
 	if t.via != "" {
-		if err := s.setState(ctx, t.name+" begin", r, t.via); err != nil {
+		var uses []quota.Amount
+		if t.via == api.Waking {
+			uses = runningUses(r)
+		}
+		if err := s.setStateUsing(ctx, t.name+" begin", r, t.via, uses); err != nil {
 			return err
 		}
 	}

@@ -9,6 +9,9 @@ import (
 // ActiveBuildStates are the states of builds that have not ended.
 var ActiveBuildStates = []string{"queued", "running"}
 
+// UnendedBuildStates are the active states and that of builds whose steps are awaited.
+var UnendedBuildStates = []string{"queued", "running", "waiting"}
+
 // Build is a row of builds. Times are microseconds.
 type Build struct {
 	bun.BaseModel `bun:"table:builds"`

@@ -185,18 +185,6 @@ func (t *Tx) Sandboxes(ctx context.Context, q SandboxQuery) ([]Sandbox, error) {
 	return openedList(t, rows, s.Scan(ctx))
 }
 
-// CountSandboxes counts the rows of a workspace. In a transaction it holds off other creates of that
-// workspace until the transaction ends.
-func (t *Tx) CountSandboxes(ctx context.Context, workspace string) (int, error) {
-	if t.postgres {
-		if _, err := t.db.ExecContext(ctx, "SELECT id FROM workspaces WHERE id = ? FOR UPDATE", workspace); err != nil {
-			return 0, err
-		}
-	}
-	n, err := t.db.NewSelect().Model((*Sandbox)(nil)).Where("workspace = ?", workspace).Count(ctx)
-	return int(n), err
-}
-
 // CountStates counts the rows by state, of all workspaces.
 func (t *Tx) CountStates(ctx context.Context) (map[string]int, error) {
 	var rows []struct {

@@ -24,6 +24,7 @@ import (
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
 	"github.com/pandastack/pandastack/internal/control/auth"
+	"github.com/pandastack/pandastack/internal/control/quota"
 	"github.com/pandastack/pandastack/internal/control/store"
 )
 
@@ -54,6 +55,7 @@ type Service struct {
 	host    Host
 	db      *store.DB
 	aliases map[string]string
+	quotas  *quota.Quotas
 
 	mu        sync.Mutex
 	cache     []hostapi.Template
@@ -62,12 +64,15 @@ type Service struct {
 }
 
 // New returns a service. aliases are used in addition to those in the store; a name that the host has wins
-// over both.
-func New(host Host, db *store.DB, aliases map[string]string) (*Service, error) {
+// over both. quotas may be nil for the default quotas.
+func New(host Host, db *store.DB, aliases map[string]string, quotas *quota.Quotas) (*Service, error) {
 	if host == nil || db == nil {
 		return nil, errors.New("template: host and store are required")
 	}
-	return &Service{host: host, db: db, aliases: maps.Clone(aliases)}, nil
+	if quotas == nil {
+		quotas = quota.New(quota.Config{}, db)
+	}
+	return &Service{host: host, db: db, aliases: maps.Clone(aliases), quotas: quotas}, nil
 }
 
 // list returns the host's recipes by name; unless fresh, they may come from the cache.

@@ -22,7 +22,7 @@ func TestTemplates(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer db.Close()
-	s, err := template.New(h, db, template.BuiltinAliases())
+	s, err := template.New(h, db, template.BuiltinAliases(), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -43,7 +43,7 @@ func TestTemplates(t *testing.T) {
 	if api.CodeOf(err) != api.NotFound || !strings.Contains(err.Error(), "base") {
 		t.Errorf("unknown: %v, want not_found that names what there is", err)
 	}
-	configured, err := template.New(h, db, map[string]string{"ubuntu-24.04": "raw"})
+	configured, err := template.New(h, db, map[string]string{"ubuntu-24.04": "raw"}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

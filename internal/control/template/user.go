@@ -12,6 +12,7 @@ import (
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
 	"github.com/pandastack/pandastack/internal/control/auth"
+	"github.com/pandastack/pandastack/internal/control/quota"
 	"github.com/pandastack/pandastack/internal/control/store"
 )
 
@@ -410,6 +411,9 @@ func (s *Service) Claim(
 		if reserved, err := s.isAlias(ctx, tx, name); err != nil || reserved {
 			return cmp.Or(err, error(api.Errorf(api.Conflict,
 				"%s is another name of a template of this server: choose another", name).With("field", "name")))
+		}
+		if err := s.quotas.Admit(ctx, tx, p.Workspace, quota.Amount{Kind: quota.Templates, N: 1}); err != nil {
+			return err
 		}
 		now := store.Micros(time.Now())
 		row, made = store.Template{

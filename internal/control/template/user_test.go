@@ -31,7 +31,7 @@ func newFixture(t *testing.T) *fixture {
 	}
 	t.Cleanup(func() { _ = db.Close() })
 	w := &fixture{t: t, h: hosttest.New(), db: db}
-	if w.Service, err = template.New(w.h, db, template.BuiltinAliases()); err != nil {
+	if w.Service, err = template.New(w.h, db, template.BuiltinAliases(), nil); err != nil {
 		t.Fatal(err)
 	}
 	return w

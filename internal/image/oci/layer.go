@@ -133,7 +133,7 @@ func (p *Puller) unpack(r io.Reader, l Layer, part *os.File, left *budget) (*unp
 		return nil, wrapCorrupt(err)
 	}
 	defer end()
-	out := bufio.NewWriterSize(part, 1<<20)
+	out := bufio.NewWriterSize(takeWriter{part, p.take}, 1<<20)
 	most := max(p.opt.Limits.RatioFrom, mulSaturated(l.Size, p.opt.Limits.MaxRatio))
 	stream := newHashReader(&budgetReader{r: plain, budget: left, layer: most})
 	stream.copy = out
@@ -328,6 +328,22 @@ func (b *budgetReader) Read(p []byte) (int, error) {
 		return n, fmt.Errorf("%w: the compression ratio of a layer exceeds the limit", ErrTooLarge)
 	}
 	return n, err
+}
+
+// takeWriter asks for space before it writes.
+type takeWriter struct {
+	w    io.Writer
+	take func(bytes int64) error // nil: it need not ask
+}
+
+// Write implements io.Writer.
+func (t takeWriter) Write(p []byte) (int, error) {
+	if t.take != nil {
+		if err := t.take(int64(len(p))); err != nil {
+			return 0, err
+		}
+	}
+	return t.w.Write(p)
 }
 
 func mulSaturated(a, b int64) int64 {

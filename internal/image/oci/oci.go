@@ -78,6 +78,16 @@ type Puller struct {
 	opt       Options
 	platform  v1.Platform
 	transport http.RoundTripper
+	take      func(bytes int64) error // nil: nothing
+}
+
+// WithTake returns a Puller that calls take before it writes bytes of layers to its directory.
+//
+// An error of take ends Flatten, and is in its error. Calls may be concurrent.
+func (p *Puller) WithTake(take func(bytes int64) error) *Puller {
+	other := *p
+	other.take = take
+	return &other
 }
 
 // New makes a Puller.
@@ -102,7 +112,7 @@ func New(opt Options) (*Puller, error) {
 	if opt.Stall == 0 {
 		opt.Stall = time.Minute
 	}
-	return &Puller{opt, *platform, newTransport(opt)}, nil
+	return &Puller{opt: opt, platform: *platform, transport: newTransport(opt)}, nil
 }
 
 // Layer is one layer of an image.

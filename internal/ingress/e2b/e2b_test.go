@@ -52,7 +52,7 @@ func newFixture(t *testing.T) *fixture {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = db.Close() }) // the directory goes with the test
-	templates, err := template.New(host, db, template.BuiltinAliases())
+	templates, err := template.New(host, db, template.BuiltinAliases(), nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -29,7 +29,7 @@ func (s *Server) recordAudit(rq *request, rt route, status int, began time.Time)
 		outcome = string(api.CodeOfStatus(status))
 	}
 	target := ""
-	for _, name := range []string{"sandbox", "snapshot", "template", "prefix"} {
+	for _, name := range []string{"sandbox", "snapshot", "template", "prefix", "workspace"} {
 		if v := rq.r.PathValue(name); v != "" {
 			target = v
 			break

@@ -18,7 +18,7 @@ import (
 
 // Builds are the methods of *build.Service that this API uses.
 type Builds interface {
-	NewUpload(files bool) (*build.Upload, error)
+	NewUpload(ctx context.Context, p auth.Principal, files bool) (*build.Upload, error)
 	Start(ctx context.Context, p auth.Principal, spec build.Spec, input *build.Upload) (api.Build, error)
 	Get(ctx context.Context, p auth.Principal, id api.BuildID) (api.Build, error)
 	List(ctx context.Context, p auth.Principal, name string) ([]api.Build, error)
@@ -57,6 +57,7 @@ func onBuild[T any](rq *request, do func(Builds, api.BuildID) (T, error)) (T, er
 
 // uploadSink collects the files of a form in one upload.
 type uploadSink struct {
+	rq     *request
 	builds Builds
 	upload *build.Upload
 	whole  bool
@@ -68,7 +69,7 @@ func (s *uploadSink) begin(files bool) (err error) {
 	}
 	if s.upload == nil {
 		s.whole = !files
-		s.upload, err = s.builds.NewUpload(files)
+		s.upload, err = s.builds.NewUpload(s.rq.r.Context(), s.rq.p, files)
 	}
 	return err
 }
@@ -95,7 +96,7 @@ func startBuild(rq *request) error {
 	if err != nil {
 		return err
 	}
-	files := &uploadSink{builds: b}
+	files := &uploadSink{rq: rq, builds: b}
 	defer func() {
 		if files.upload != nil {
 			_ = files.upload.Close() // the next start removes what cannot be removed now

@@ -44,7 +44,7 @@ func (oneImage) Find(_ context.Context, ref string, who *api.RegistryAuth) (buil
 	return build.Image{
 		Digest: "sha256:aa",
 		Base:   dockerfile.Base{},
-		Flatten: func(_ context.Context, w io.Writer) error {
+		Flatten: func(_ context.Context, w io.Writer, _ func(int64) error) error {
 			_, err := w.Write(archive("etc/os", "image"))
 			return err
 		},
@@ -77,7 +77,7 @@ func newBuilder(t *testing.T) (*fixture, *hosttest.Host) {
 			t.Fatal(err)
 		}
 	}
-	tpl, err := template.New(h, db, nil)
+	tpl, err := template.New(h, db, nil, nil)
 	fail(err)
 	own, err := sandbox.New(sandbox.Defaults(), sandbox.Deps{Store: db, Host: h, Templates: tpl, Log: log})
 	fail(err)

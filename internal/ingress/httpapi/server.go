@@ -37,7 +37,8 @@ type Config struct {
 type Deps struct {
 	Sandboxes    Sandboxes
 	Templates    Templates
-	Builds       Builds // nil: templates cannot be built
+	Builds       Builds     // nil: templates cannot be built
+	Workspaces   Workspaces // nil: workspaces cannot be managed
 	Keys         Keys
 	Proxy        Forwarder            // forwards to ports; nil: the port proxy is unsupported
 	Cells        *repl.Runner         // runs cells of code and may be shared with other APIs; nil: one of its own

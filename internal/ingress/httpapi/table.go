@@ -34,6 +34,7 @@ func routes() []route {
 		templateRoutes(),
 		buildRoutes(),
 		keyRoutes(),
+		workspaceRoutes(),
 		nodeRoutes(),
 	} {
 		all = append(all, part...)
@@ -256,6 +257,24 @@ func keyRoutes() []route {
 		withAccess(admin, del("/v1/me/tokens/{prefix}", "Revoke a key at once", noContent(revokeToken))),
 		withAccess(admin, post("/v1/me/tokens/{prefix}/rotate",
 			"Make a key with the rights of another one, which ends after an overlap", jsonInOut(201, rotateToken))),
+	)
+}
+
+func workspaceRoutes() []route {
+	const workspaces, one = "/v1/workspaces", "/v1/workspaces/{workspace}"
+	return tagged("workspaces",
+		get("/v1/workspace", "Get the workspace of the key, with what it uses and may have",
+			jsonOut(200, ownWorkspace)),
+		withAccess(operator, get(workspaces, "List all workspaces, by id", jsonOut(200, listWorkspaces),
+			pageParamDocs()...)),
+		withAccess(operator, post(workspaces, "Create a workspace and its first key", jsonInOut(201, createWorkspace))),
+		withAccess(operator, get(one, "Get a workspace, with what it uses and may have", jsonOut(200, getWorkspace))),
+		withAccess(operator, patch(one+"/quotas", "Change quotas of a workspace", jsonInOut(200, setQuotas))),
+		withAccess(operator, post(one+"/suspend",
+			"Refuse the requests of a workspace, cancel its builds and hibernate its sandboxes",
+			jsonOut(200, suspendWorkspace))),
+		withAccess(operator, post(one+"/resume", "Make a suspended workspace active again",
+			jsonOut(200, resumeWorkspace))),
 	)
 }
 

@@ -116,6 +116,9 @@ func (p *Proxy) Middleware(next http.Handler) http.Handler {
 			next.ServeHTTP(w, r)
 		case errors.Is(err, ErrMalformed):
 			writeError(w, r, http.StatusBadRequest, errorBody{Message: err.Error()})
+		case isRefusal(err):
+			writeError(w, r, api.AsError(err).Code.Info().Status,
+				errorBody{Sandbox: rt.Address.Sandbox, Message: err.Error()})
 		default:
 			if !errors.Is(err, ErrNotFound) {
 				p.cfg.Log.Error("sandbox could not be opened for a request", "sandbox", rt.Address.Sandbox, "err", err)
@@ -129,6 +132,12 @@ func (p *Proxy) Middleware(next http.Handler) http.Handler {
 			writeError(w, r, http.StatusBadGateway, b)
 		}
 	})
+}
+
+// isRefusal reports whether the workspace of a sandbox is suspended, or may not have the sandbox running.
+func isRefusal(err error) bool {
+	code := api.CodeOf(err)
+	return code == api.WorkspaceSuspended || code == api.QuotaExceeded
 }
 
 func (p *Proxy) serve(w http.ResponseWriter, r *http.Request, rt Route) {

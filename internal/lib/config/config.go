@@ -32,6 +32,7 @@ type Node struct {
 	Network     Network     `yaml:"network"`
 	Limits      Limits      `yaml:"limits"`
 	Sandbox     Sandbox     `yaml:"sandbox"`
+	Quota       Quota       `yaml:"quota"`
 	ObjectStore ObjectStore `yaml:"object_store"`
 	Templates   Templates   `yaml:"templates"`
 	Build       Build       `yaml:"build"`
@@ -100,10 +101,23 @@ type Limits struct {
 type Sandbox struct {
 	Template           string        `yaml:"template" default:"base"`
 	TTL                time.Duration `yaml:"ttl" default:"1h"`
-	MaxPerWorkspace    int           `yaml:"max_per_workspace" was:"sandbox.max" default:"1000"`
 	IdleHibernate      time.Duration `yaml:"idle_hibernate" default:"0s"`
 	TombstoneRetention time.Duration `yaml:"tombstone_retention" was:"sandbox.keep_endings" default:"72h"`
 	WarmMonitors       int           `yaml:"warm_monitors" was:"sandbox.spares" default:"2"`
+}
+
+// Quota holds the quotas of workspaces that have none of their own; 0 is unlimited.
+type Quota struct {
+	Sandboxes   int `yaml:"sandboxes" was:"sandbox.max" default:"1000"`
+	VCPUs       int `yaml:"vcpus" default:"0"`
+	MemoryMiB   int `yaml:"memory_mib" default:"0"`
+	DiskMiB     int `yaml:"disk_mib" default:"0"`
+	Snapshots   int `yaml:"snapshots" default:"1000"`
+	SnapshotMiB int `yaml:"snapshot_mib" default:"0"`
+	UploadMiB   int `yaml:"upload_mib" default:"40960"`
+	Templates   int `yaml:"templates" default:"500"`
+	Builds      int `yaml:"builds" was:"build.queue_limit" default:"20"`
+	EgressMbit  int `yaml:"egress_mbit" default:"0"`
 }
 
 // Templates adjusts the recipes that are part of the program.
@@ -128,7 +142,6 @@ type Build struct {
 	MemoryMiB          int           `yaml:"memory_mib" default:"1024"`
 	InsecureRegistries string        `yaml:"insecure_registries" was:"build.insecure" default:""`
 	AllowNetworks      string        `yaml:"allow_networks" default:""`
-	QueueLimit         int           `yaml:"queue_limit" default:"20"`
 }
 
 // Registries returns the registries that builds may reach over plain HTTP.

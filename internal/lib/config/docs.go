@@ -67,13 +67,29 @@ var settingDocs = map[string]string{
 	"sandbox.template": "Template of a sandbox whose create request names none.",
 	"sandbox.ttl": "Time without use after which a sandbox is deleted, if its create request sets no ttl; " +
 		"0s is never.",
-	"sandbox.max_per_workspace": "Sandboxes that a workspace may have, unless it has a limit of its own; 0 is " +
-		"unlimited.",
 	"sandbox.idle_hibernate": "Time without use after which a persistent sandbox is hibernated; 0s is never.",
 	"sandbox.tombstone_retention": "How long the node keeps why a sandbox ended, with its logs and events. " +
 		"24h is the minimum.",
 	"sandbox.warm_monitors": "Monitors started in advance without a guest, one for each recently used template. " +
 		"Each takes about 15 MiB; 0 is none.",
+
+	"quota.sandboxes": "Sandboxes that a workspace may have, in any state. This and the other quotas are for " +
+		"workspaces without their own ('pandastack workspace quota'); 0 is unlimited.",
+	"quota.vcpus": "Processors that the sandboxes of a workspace may have together while they are not hibernated; " +
+		"0 is unlimited.",
+	"quota.memory_mib": "Memory that the sandboxes of a workspace may have together while they are not hibernated; " +
+		"0 is unlimited, as far as the host has memory.",
+	"quota.disk_mib": "Sum of the sizes of a workspace's disks and of the data of its snapshots and built templates. " +
+		"Disks take less than their size until they are full; 0 is unlimited.",
+	"quota.snapshots": "Snapshots that a workspace may have; 0 is unlimited.",
+	"quota.snapshot_mib": "Data of the snapshots of a workspace. A snapshot that is being taken counts with the " +
+		"memory and disk of its sandbox; 0 is unlimited.",
+	"quota.upload_mib": "Disk space for a workspace's uploaded inputs of builds and for layers of images that its " +
+		"builds are downloading; 0 is unlimited.",
+	"quota.templates": "Templates that a workspace may have built; 0 is unlimited.",
+	"quota.builds":    "Builds of a workspace that may wait or run; 0 is unlimited.",
+	"quota.egress_mbit": "Mbit a second that each sandbox of a workspace may send, unless limits.network_out_mbit is " +
+		"lower; 0 is unlimited.",
 
 	"object_store.url": "Object store for snapshots that move between hosts: file:///path, s3://bucket?region=..., " +
 		"gs://bucket or azblob://container; empty is none.",
@@ -98,7 +114,6 @@ var settingDocs = map[string]string{
 		"addresses, separated by commas.",
 	"build.allow_networks": "Private or reserved networks, such as 10.1.0.0/16, in which builds may reach " +
 		"registries, separated by commas. Metadata services of clouds stay closed.",
-	"build.queue_limit": "Builds of one workspace that may wait or run.",
 
 	"lifecycle.shutdown_timeout": "Time limit of a clean shutdown, including the hibernation of sandboxes.",
 }

@@ -8,6 +8,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"reflect"
 	"regexp"
 	"slices"
 	"strconv"
@@ -86,7 +87,7 @@ func (n *Node) Validate() error {
 	if n.Sandbox.TTL < 0 {
 		bad("sandbox.ttl", "%v is negative; use 0s for never", n.Sandbox.TTL)
 	}
-	atLeast("sandbox.max_per_workspace", n.Sandbox.MaxPerWorkspace, 0)
+	n.validateQuota(bad)
 	if n.Sandbox.IdleHibernate < 0 {
 		bad("sandbox.idle_hibernate", "%v is negative; use 0s for never", n.Sandbox.IdleHibernate)
 	}
@@ -108,6 +109,17 @@ func (n *Node) Validate() error {
 	}
 	return errors.Join(all...)
 }
+
+func (n *Node) validateQuota(bad func(string, string, ...any)) {
+	for _, f := range fields(reflect.ValueOf(&n.Quota).Elem(), "quota.") {
+		if value := f.value.Int(); value < 0 || value > maxQuota {
+			bad(f.Path, "%d is not from 0 to %d; use 0 for unlimited", value, int64(maxQuota))
+		}
+	}
+}
+
+// maxQuota is more than any host has, and small enough not to overflow 64 bits in bytes.
+const maxQuota = 1 << 40
 
 func (n *Node) validateObjects(bad func(string, string, ...any), atLeast func(string, int, int)) {
 	if u, err := url.Parse(n.ObjectStore.URL); n.ObjectStore.URL != "" &&

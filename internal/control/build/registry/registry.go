@@ -73,8 +73,8 @@ func (r *Registry) Find(ctx context.Context, ref string, who *api.RegistryAuth) 
 		Digest: found.Digest,
 		Bytes:  found.Bytes,
 		Base:   configOf(found.Config),
-		Flatten: func(ctx context.Context, w io.Writer) error {
-			if _, err := puller.Flatten(ctx, found, w); err != nil {
+		Flatten: func(ctx context.Context, w io.Writer, take func(int64) error) error {
+			if _, err := puller.WithTake(take).Flatten(ctx, found, w); err != nil {
 				return apiError(err)
 			}
 			return nil

@@ -1,7 +1,8 @@
 // Package activity tracks the use of sandboxes: when each was used last, what keeps it active, and how its last
 // processes ended. It also supplies the user and directory of requests that name none.
 //
-// It keeps all of this in memory only; it knows no store and no host. Everything may be called concurrently.
+// A Tracker keeps all of this in memory and may be used concurrently; a Recorder writes it to the store. The package
+// knows no host.
 package activity
 
 import (

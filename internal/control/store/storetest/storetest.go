@@ -20,7 +20,8 @@ func Run(t *testing.T, open func(t *testing.T) *store.DB) {
 		"event": events, "appenders": appenders, "snapshot": snapshots, "key": keys, "idempotency": idempotency,
 		"ending": tombstones,
 		"port":   ports, "audit": audits, "template": templates, "build": builds, "job": jobs, "layer": layers,
-		"setting": settings, "used": lastUses, "seen": lastSeen, "preview": previews,
+		"setting": settings, "used": lastUses, "seen": lastSeen, "workspace": workspaces, "quota": quotas,
+		"preview": previews, "lock": workspaceLock, "sums": sums, "upload": uploads,
 	} {
 		t.Run(name, func(t *testing.T) { f(t, open(t)) })
 	}
@@ -147,13 +148,6 @@ func filters(t *testing.T, db *store.DB) {
 	if err != nil || counts["running"] != 5 || counts["hibernated"] != 1 {
 		t.Errorf("counts %v, %v", counts, err)
 	}
-	write(t, db, func(ctx context.Context, tx *store.Tx) error {
-		n, err := tx.CountSandboxes(ctx, "w1")
-		if n != 5 {
-			t.Errorf("counted %d of w1, want 5", n)
-		}
-		return err
-	})
 }
 
 func pages(t *testing.T, db *store.DB) {
@@ -323,10 +317,9 @@ func keys(t *testing.T, db *store.DB) {
 				&store.Key{Prefix: "p2", Workspace: "w", Hash: "h2", Created: 2},
 			),
 			tx.TouchKeys(ctx, map[string]int64{"p1": 9, "missing": 9}),
-			tx.SetMaxSandboxes(ctx, "w", 3),
 		)
 	})
-	if w, err := db.Read().Workspace(ctx, "w"); err != nil || w.Name != "one" || w.MaxSandboxes != 3 {
+	if w, err := db.Read().Workspace(ctx, "w"); err != nil || w.Name != "one" {
 		t.Errorf("workspace %+v, %v", w, err)
 	}
 	if all, err := db.Read().Keys(ctx, "w"); err != nil || len(all) != 2 || all[0].Prefix != "p2" ||
