@@ -243,6 +243,8 @@ func (n *node) host(ctx context.Context) (*agent.Host, error) {
 		Machine: machine.Config{
 			WarmMonitors:   n.Config.Sandbox.WarmMonitors,
 			DiskReserveMiB: c.DiskReserveMiB,
+			DiskOvercommit: c.DiskOvercommit,
+			GroupDiskMiB:   c.WorkspaceDiskMiB,
 			Limits:         n.limits(),
 			Admission:      machine.Admission{ReserveMiB: c.MemoryReserveMiB},
 			HostMemory:     n.hostMemory(),

@@ -71,9 +71,12 @@ type Create struct {
 	// Persistent: the machine's disk survives the death of its monitor, and the host agent hibernates the machine
 	// when it ends instead of destroying it.
 	Persistent bool
-	Egress     Egress            // what the machine may reach
-	Limits     Limits            // none wider than the host's; a fork has its parent's
-	Labels     map[string]string // stored and returned; the host acts on none of them
+	Egress     Egress // what the machine may reach
+	Limits     Limits // none wider than the host's; a fork has its parent's
+	// Group names the machines whose disk space the host bounds together, such as those of a workspace; "": none. A
+	// fork is in its parent's.
+	Group  string
+	Labels map[string]string // stored and returned; the host acts on none of them
 }
 
 // Egress says what a machine may reach. The zero value allows everything.
@@ -154,6 +157,7 @@ type Machine struct {
 	Phases     []Phase // of the last operation, in order
 	// PauseReason is why the host has paused it; "": it did not.
 	PauseReason PauseReason
+	Group       string
 	DiskBytes   int64 // that removing its disks would free, as last measured
 }
 

@@ -169,6 +169,7 @@ func (a *buildRun) createMachine(ctx context.Context, from origin) (*buildMachin
 		ID:       hostapi.MachineID(fmt.Sprintf("%sm%d", a.row.ID, a.machines)),
 		Hostname: "build",
 		Labels:   a.labels(),
+		Group:    a.row.Workspace,
 		DiskMiB:  a.spec.SizeMB,
 	}
 	switch {

@@ -258,6 +258,7 @@ func (s *Service) plan(
 		Persistent: r.Persistent,
 		Egress:     r.egress(),
 		Limits:     r.Limits,
+		Group:      string(r.Workspace),
 		Labels:     s.hostLabels(&r),
 	}, nil
 }

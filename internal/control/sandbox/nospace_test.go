@@ -23,6 +23,9 @@ func TestSandboxThatWaitsForSpace(t *testing.T) {
 		}
 		return got.PauseReason
 	}
+	if m := w.host.Machines(); len(m) != 1 || m[0].Group != string(alice.Workspace) {
+		t.Errorf("machines = %+v, want one in the group %s", m, alice.Workspace)
+	}
 	w.host.SetWaiting(hostapi.MachineID(s.ID), true)
 	w.until("the sandbox waits for space", func() bool { return reason() == "no_space" })
 	list, err := w.List(ctx, alice, api.SandboxFilter{})

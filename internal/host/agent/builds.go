@@ -172,7 +172,7 @@ func (h *Host) bootImage(ctx context.Context, req hostapi.Create) (hostapi.Machi
 	}
 	return h.owned(h.machines.Boot(ctx, machine.Boot{
 		ID: req.ID, Disk: h.images.path(req.Image), VCPUs: req.VCPUs, MemoryMiB: req.MemoryMiB, DiskMiB: req.DiskMiB,
-		Env: req.Env, Listed: true, Labels: req.Labels, Egress: req.Egress,
+		Env: req.Env, Listed: true, Group: req.Group, Labels: req.Labels, Egress: req.Egress,
 	}))
 }
 

@@ -35,6 +35,7 @@ type Boot struct {
 	Listed bool
 	Labels map[string]string
 	Egress hostapi.Egress
+	Group  string // as in CreateRequest
 }
 
 // BootDisk is a data disk of a machine that boots cold.
@@ -105,7 +106,7 @@ func (m *Manager) bootLaunch(op *operation, req Boot) (*launch, error) {
 	l.rec = record{
 		ID: req.ID, State: creating, Template: req.Template, Base: req.From, VCPUs: req.VCPUs, MemoryMiB: req.MemoryMiB,
 		DiskMiB: plan.diskMiB, Data: data, Slot: -1, Hostname: string(req.ID), User: req.User, Workdir: req.Workdir,
-		Env: req.Env, Ephemeral: !req.Listed, Labels: req.Labels, Egress: req.Egress, Generation: 1,
+		Env: req.Env, Ephemeral: !req.Listed, Labels: req.Labels, Egress: req.Egress, Group: req.Group, Generation: 1,
 		BootMode: plan.mode, Created: time.Now().UTC(),
 	}
 	return l, nil

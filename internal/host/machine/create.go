@@ -23,6 +23,7 @@ type CreateRequest struct {
 	Persistent bool                 // its disks outlive its monitor
 	Egress     hostapi.Egress
 	Limits     hostapi.Limits
+	Group      string // whose machines' disk space is bounded together; "": none
 	Labels     map[string]string
 }
 
@@ -109,7 +110,7 @@ func newRecord(req CreateRequest, snap snapshot.Snapshot, plan startPlan) record
 		ID: req.ID, State: creating, Template: req.Template, Snapshot: req.Snapshot, Base: snap.Ref,
 		VCPUs: snap.VCPUs, MemoryMiB: plan.memoryMiB, DiskMiB: plan.diskMiB, Data: snap.Data, Slot: -1,
 		Hostname: req.Hostname, Env: req.Env, Files: req.Files, User: snap.User, Workdir: snap.Workdir,
-		Persistent: req.Persistent, Egress: req.Egress, Limits: req.Limits, Labels: req.Labels,
+		Persistent: req.Persistent, Egress: req.Egress, Limits: req.Limits, Group: req.Group, Labels: req.Labels,
 		Lazy: snap.RemoteBacked(), Generation: 1, BootMode: plan.mode, Created: time.Now().UTC(),
 	}
 	if in.Template == "" {

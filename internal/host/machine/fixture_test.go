@@ -57,6 +57,8 @@ type fixture struct {
 	warmMonitors int            // that the manager may keep; read by boot
 	limits       hostapi.Limits // of every machine; read by boot
 	patient      time.Duration  // BootTimeout; 0: the default; read by boot
+	overcommit   int            // DiskOvercommit; read by boot
+	groupDiskMiB int            // read by boot
 
 	mgr   *machine.Manager
 	store *snapshot.Store
@@ -144,8 +146,8 @@ func (w *fixture) boot() {
 		HostMemory: func() (int64, int64, error) { return 1 << 40, 1 << 40, nil },
 		HugeMemory: func() (int64, error) { return w.hugePages, nil },
 		FreeSpace:  w.space.read, ReclaimSpace: w.space.reclaim, Allocated: w.space.measure,
-		SpaceInterval: time.Millisecond,
-		Kernel:        func(context.Context) (machine.Kernel, error) { return machine.Kernel{}, nil },
+		SpaceInterval: time.Millisecond, DiskOvercommit: w.overcommit, GroupDiskMiB: w.groupDiskMiB,
+		Kernel: func(context.Context) (machine.Kernel, error) { return machine.Kernel{}, nil },
 		OnStep: func(op, step string) error {
 			if hook := w.hook.Load(); hook != nil {
 				return (*hook)(op, step)

@@ -137,6 +137,9 @@ func (l *launch) admit(context.Context) error {
 	if err := m.requireSpace(fmt.Sprintf("machine %s", mc.id), 0); err != nil {
 		return err
 	}
+	if err := m.requirePromise(mc); err != nil {
+		return err
+	}
 	return m.ledger.reserve(mc.id, mc.rec.MemoryMiB) // forget releases it
 }
 

@@ -39,6 +39,10 @@ type Config struct {
 	SyncTimeout time.Duration
 	// DiskReserveMiB stays free on the disk; 0 is the default of the setting capacity.disk_reserve_mib.
 	DiskReserveMiB int
+	// DiskOvercommit bounds the sizes of all machines' disks together, as a multiple of the file system; 0: no bound.
+	DiskOvercommit int
+	// GroupDiskMiB bounds what the machines of one group have written to their disks; 0: no bound.
+	GroupDiskMiB int
 	// Limits apply to every machine, from its start or adoption. Those of disks need a driver that enforces them;
 	// those of the network the slots have already, and machines may not ask for more.
 	Limits     hostapi.Limits
@@ -112,7 +116,8 @@ type Manager struct {
 type machine struct {
 	id        hostapi.MachineID
 	dir       string
-	ephemeral bool // as in the record; never changes
+	ephemeral bool   // as in the record; never changes
+	group     string // likewise
 	busy      chan struct{}
 
 	mu        sync.Mutex
@@ -279,7 +284,7 @@ func (m *Manager) insert(in record) (*machine, error) {
 	}
 	in.Version = recordVersion
 	mc := &machine{id: in.ID, dir: filepath.Join(m.cfg.Dir, in.resourceName()), ephemeral: in.Ephemeral,
-		busy: make(chan struct{}, 1), rec: in}
+		group: in.Group, busy: make(chan struct{}, 1), rec: in}
 	mc.busy <- struct{}{}
 	m.mu.Lock()
 	defer m.mu.Unlock()

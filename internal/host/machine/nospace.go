@@ -158,6 +158,10 @@ func (m *Manager) resumeWaiting(ctx context.Context, mc *machine, w *spaceWait) 
 		return fmt.Errorf("resume machine %s: it waits for disk space, and %d MiB are free where at least %d must be; "+
 			"delete snapshots or sandboxes: %w", mc.id, free/mib, low/mib, hostapi.ErrNoSpace)
 	}
+	if use := groupUse(m.allMachines()); m.groupOver(mc, use) {
+		return fmt.Errorf("resume machine %s: the disks of its group take %d MiB, and %d MiB are allowed: %w",
+			mc.id, use[mc.group]/mib, m.cfg.GroupDiskMiB, hostapi.ErrNoSpace)
+	}
 	if err := w.vm.Resume(ctx); err != nil {
 		return fmt.Errorf("resume machine %s: %w", mc.id, err)
 	}

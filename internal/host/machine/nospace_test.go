@@ -1,8 +1,10 @@
 package machine_test
 
 import (
+	"cmp"
 	"errors"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 
@@ -15,6 +17,7 @@ type diskSpace struct {
 	mu          sync.Mutex
 	free        int64
 	reclaimable int64
+	total       int64            // 0: 1 TiB
 	allocated   map[string]int64 // by directory of the machine
 	grows       map[string]int64 // by how much it grows with every look, by directory
 }
@@ -34,7 +37,7 @@ func (d *diskSpace) left() int64 {
 func (d *diskSpace) read(string) (total, free int64, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return 1 << 40, d.free, nil
+	return cmp.Or(d.total, 1<<40), d.free, nil
 }
 
 func (d *diskSpace) reclaim(bytes int64) int64 {
@@ -53,6 +56,13 @@ func (d *diskSpace) grow(id string, bytes int64) {
 		d.grows, d.allocated = map[string]int64{}, map[string]int64{}
 	}
 	d.grows[id] = bytes
+}
+
+// shrink makes a machine's disks take nothing.
+func (d *diskSpace) shrink(id string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.grows[id], d.allocated[id] = 0, 0
 }
 
 func (d *diskSpace) measure(path string) (int64, error) {
@@ -243,5 +253,72 @@ func TestDestroyOfWaitingMachine(t *testing.T) {
 	w.create("a", true)
 	w.fill("a")
 	w.destroy("a")
+	w.checkEmpty()
+}
+
+// TestPromisedDiskIsBounded makes machines until their disks are larger than what may be promised.
+func TestPromisedDiskIsBounded(t *testing.T) {
+	w := newFixture(t)
+	w.stop()
+	w.overcommit = 2
+	w.space.total = 5 << 20 // a machine here has three disks of 1 MiB
+	w.restart(nil)
+	for _, id := range []string{"a", "b", "c"} {
+		w.create(id, true)
+	}
+	_, err := w.mgr.Create(t.Context(), machine.CreateRequest{ID: "d"}, base, "")
+	if !errors.Is(err, hostapi.ErrNoSpace) || !strings.Contains(err.Error(), "may be promised") {
+		t.Errorf("create of more than may be promised: %v, want ErrNoSpace with the numbers", err)
+	}
+	if _, err := w.mgr.Fork(t.Context(), machine.ForkRequest{
+		Parent: "a", Children: []machine.ChildRequest{{ID: "d"}},
+	}); !errors.Is(err, hostapi.ErrNoSpace) {
+		t.Errorf("fork of more than may be promised: %v, want ErrNoSpace", err)
+	}
+	w.destroy("a")
+	w.create("d", true)
+	for _, id := range []string{"b", "c", "d"} {
+		w.destroy(id)
+	}
+	w.checkEmpty()
+}
+
+// TestGroupOverItsDisk lets one machine of a group grow beyond the bound of the group on a disk with plenty of space:
+// it is stopped, no more machines of the group are made, machines of another group and those of the same that do not
+// grow run, and it continues when the group is within its bound.
+func TestGroupOverItsDisk(t *testing.T) {
+	w := newFixture(t)
+	w.groupDiskMiB = 64
+	w.restart(nil)
+	ctx := t.Context()
+	create := func(id, group string) error {
+		req := machine.CreateRequest{ID: hostapi.MachineID(id), Persistent: true, Group: group, Egress: baseEgress}
+		_, err := w.mgr.Create(ctx, req, base, "")
+		return err
+	}
+	for id, group := range map[string]string{"a": "g", "b": "g", "c": "h"} {
+		w.must(create(id, group))
+	}
+	w.space.grow("a", 4<<20)
+	w.awaitPause("a", hostapi.PausedNoSpace)
+	w.wantState("b", hostapi.Running)
+	w.wantState("c", hostapi.Running)
+	if v, err := w.mgr.Get("a"); err != nil || v.Group != "g" || v.DiskBytes < 64<<20 {
+		t.Errorf("machine over the bound = group %q, %d bytes, %v; want g with at least 64 MiB",
+			v.Group, v.DiskBytes, err)
+	}
+	if err := create("d", "g"); !errors.Is(err, hostapi.ErrNoSpace) {
+		t.Errorf("create in a group over its bound: %v, want ErrNoSpace", err)
+	}
+	w.must(create("e", "h"))
+	if err := w.mgr.Resume(ctx, "a"); !errors.Is(err, hostapi.ErrNoSpace) {
+		t.Errorf("resume of a machine over the bound: %v, want ErrNoSpace", err)
+	}
+	w.space.shrink("a")
+	w.awaitPause("a", "")
+	w.count("a", 1)
+	for _, id := range []string{"a", "b", "c", "e"} {
+		w.destroy(id)
+	}
 	w.checkEmpty()
 }

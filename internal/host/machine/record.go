@@ -49,6 +49,7 @@ type record struct {
 	Persistent bool                `json:"keep"`
 	Egress     hostapi.Egress      `json:"egress,omitzero"`
 	Limits     hostapi.Limits      `json:"limits,omitzero"`
+	Group      string              `json:"group,omitempty"` // whose disk space is bounded together
 	// NoEgress is read from old records alone: Egress denies the others.
 	NoEgress bool `json:"no_egress,omitempty"`
 	// Lazy: it began on a snapshot that was not yet downloaded, so its monitor needs this process.

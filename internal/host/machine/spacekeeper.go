@@ -25,7 +25,9 @@ func (m *Manager) lowSpace() int64 { return int64(m.cfg.DiskReserveMiB) * mib / 
 type spaceKeeper struct {
 	m         *Manager
 	work      sync.WaitGroup
-	allocated map[*machine]int64 // at the last check; empty while there is plenty of space
+	allocated map[*machine]int64 // at the last measurement; empty while none is needed
+	measured  time.Time          // the time of that
+	groupNear bool               // a group had used more than half of its bound then
 	failed    bool               // the last check could not read the free space
 }
 
@@ -63,21 +65,26 @@ func (k *spaceKeeper) check(ctx context.Context) time.Duration {
 	}
 	all := m.allMachines()
 	var growth map[*machine]int64
-	if free < 2*reserve {
+	if free < 2*reserve || k.groupsDue() {
 		growth = k.growth(all)
-	} else {
+	} else if m.cfg.GroupDiskMiB == 0 {
 		clear(k.allocated)
 	}
-	waiting := false
+	use, waiting := groupUse(all), false
+	k.groupNear = false
+	for _, bytes := range use {
+		k.groupNear = k.groupNear || bytes > int64(m.cfg.GroupDiskMiB)*mib/2
+	}
 	for _, mc := range all {
 		if w := mc.waiting(); w != nil {
 			waiting = true
-			k.tryContinue(ctx, mc, w, free >= reserve)
+			k.tryContinue(ctx, mc, w, free >= reserve && !m.groupOver(mc, use))
 		}
 	}
-	if free < m.lowSpace() {
-		k.haltGrowing(ctx, all, growth)
-	}
+	low := free < m.lowSpace()
+	k.haltGrowing(ctx, growth, func(mc *machine, bytes int64) bool {
+		return low && bytes >= growthBytes || m.groupOver(mc, use) && bytes > 0
+	})
 	if free < 2*reserve || waiting {
 		return m.cfg.SpaceInterval
 	}
@@ -108,13 +115,22 @@ func (k *spaceKeeper) growth(all []*machine) map[*machine]int64 {
 			grown[mc] = bytes - before
 		}
 	}
-	k.allocated = seen
+	k.allocated, k.measured = seen, time.Now()
 	return grown
 }
 
-// haltGrowing stops the machines that have grown most since the last check.
-func (k *spaceKeeper) haltGrowing(ctx context.Context, all []*machine, growth map[*machine]int64) {
-	growing := slices.DeleteFunc(slices.Clone(all), func(mc *machine) bool { return growth[mc] < growthBytes })
+// haltGrowing stops the machines that have grown too much since the last measurement, those first that have grown most.
+func (k *spaceKeeper) haltGrowing(
+	ctx context.Context,
+	growth map[*machine]int64,
+	tooMuch func(mc *machine, bytes int64) bool,
+) {
+	var growing []*machine
+	for mc, bytes := range growth {
+		if tooMuch(mc, bytes) {
+			growing = append(growing, mc)
+		}
+	}
 	slices.SortFunc(growing, func(a, b *machine) int { return cmp.Compare(growth[b], growth[a]) })
 	for _, mc := range growing {
 		if mc.waiting() != nil || !mc.tryLock() {

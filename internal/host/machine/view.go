@@ -36,6 +36,7 @@ type View struct {
 	Phases     []obs.Phase // of the last operation, in order
 	// PauseReason is why it is paused, if no user asked for that.
 	PauseReason hostapi.PauseReason
+	Group       string
 	DiskBytes   int64 // that removing its disks would free, as last measured
 }
 
@@ -71,7 +72,7 @@ func (mc *machine) view() View {
 		BootMode: in.BootMode, Boot: mc.boot, Pause: mc.pause, Created: in.Created, Persistent: in.Persistent,
 		Egress: in.Egress, Limits: in.Limits, Labels: in.Labels, Reason: in.Reason, Phases: mc.phases,
 	}
-	out.DiskBytes = mc.diskBytes
+	out.DiskBytes, out.Group = mc.diskBytes, in.Group
 	if mc.waitingLocked() != nil {
 		out.State, out.PauseReason = hostapi.Paused, hostapi.PausedNoSpace
 	}

@@ -76,6 +76,8 @@ type Capacity struct {
 	MemoryReserveMiB int `yaml:"memory_reserve_mib" default:"1024"`
 	DiskImageGiB     int `yaml:"disk_image_gib" default:"40"`
 	DiskReserveMiB   int `yaml:"disk_reserve_mib" default:"1024"`
+	DiskOvercommit   int `yaml:"disk_overcommit" default:"25"`
+	WorkspaceDiskMiB int `yaml:"workspace_disk_mib" default:"0"`
 }
 
 // Network configures the pool of network slots.

@@ -43,7 +43,14 @@ var settingDocs = map[string]string{
 	"capacity.memory_reserve_mib": "Memory kept for the host.",
 	"capacity.disk_image_gib": "Size of the XFS image that holds the data directory if its file system cannot share " +
 		"blocks between files (reflink). The image is sparse.",
-	"capacity.disk_reserve_mib": "Free disk space below which the node creates nothing new.",
+	"capacity.disk_reserve_mib": "Free disk space below which the node creates nothing new. Below half of it, " +
+		"sandboxes whose disks grow are paused until it is free again.",
+	"capacity.disk_overcommit": "How many times the size of the data directory's file system the disks of all " +
+		"sandboxes together may have; 0 is no bound. Disks take space only for what is written to them and share the " +
+		"blocks of their template, so most never take their size.",
+	"capacity.workspace_disk_mib": "Disk space that the sandboxes and builds of one workspace may take together, " +
+		"without the blocks that they share with templates and each other; 0 is no bound. Beyond it, creates return " +
+		"no_space and sandboxes that grow are paused.",
 
 	"network.prefix": "Prefix of the names of all kernel objects that the node makes. " +
 		"Two nodes on one machine need different prefixes.",

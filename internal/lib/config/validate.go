@@ -68,6 +68,12 @@ func (n *Node) Validate() error {
 	atLeast("capacity.memory_reserve_mib", n.Capacity.MemoryReserveMiB, 0)
 	atLeast("capacity.disk_image_gib", n.Capacity.DiskImageGiB, 1)
 	atLeast("capacity.disk_reserve_mib", n.Capacity.DiskReserveMiB, 0)
+	atLeast("capacity.disk_overcommit", n.Capacity.DiskOvercommit, 0)
+	if n.Capacity.DiskOvercommit > maxOvercommit {
+		bad("capacity.disk_overcommit", "%d is more than %d; use 0 for no bound",
+			n.Capacity.DiskOvercommit, maxOvercommit)
+	}
+	atLeast("capacity.workspace_disk_mib", n.Capacity.WorkspaceDiskMiB, 0)
 	for _, l := range []struct {
 		path  string
 		value int
@@ -168,6 +174,9 @@ func (n *Node) validateNetwork(bad func(string, string, ...any), atLeast func(st
 		bad("templates.aliases", "%v", err)
 	}
 }
+
+// maxOvercommit is more than any node can use, and small enough not to overflow 64 bits in bytes.
+const maxOvercommit = 1000
 
 // maxLimit is more than any device achieves, and small enough not to overflow 64 bits in bytes.
 const maxLimit = 1_000_000

@@ -150,7 +150,7 @@ func (h *Host) create(req hostapi.Create) (hostapi.Machine, error) {
 	}
 	m := &machine{Machine: hostapi.Machine{
 		ID: req.ID, Host: h.id, State: hostapi.Running, Created: time.Now(), Persistent: req.Persistent,
-		Egress: req.Egress, Limits: req.Limits, Labels: maps.Clone(req.Labels),
+		Egress: req.Egress, Limits: req.Limits, Group: req.Group, Labels: maps.Clone(req.Labels),
 		BootMode: hostapi.BootSnapshot, Boot: 42 * time.Millisecond,
 		Phases: []hostapi.Phase{{Name: "disk", Took: time.Millisecond}, {Name: "restore", Took: 41 * time.Millisecond}},
 	}}
@@ -272,7 +272,7 @@ func (h *Host) forkChild(p *machine, c hostapi.Child) hostapi.ForkResult {
 		ID: c.ID, Host: h.id, Template: p.Template, Parent: p.ID, VCPUs: p.VCPUs, MemoryMiB: p.MemoryMiB,
 		DiskMiB: p.DiskMiB, Disks: p.Disks,
 		BootMode: hostapi.BootFork, Boot: 30 * time.Millisecond, Created: time.Now(), Persistent: c.Persistent,
-		Egress: p.Egress, Limits: p.Limits, Labels: maps.Clone(c.Labels),
+		Egress: p.Egress, Limits: p.Limits, Group: p.Group, Labels: maps.Clone(c.Labels),
 	}}
 	m.state = p.state.copy(c.Hostname, env)
 	m.state.writeFiles(c.Files)
