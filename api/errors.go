@@ -27,6 +27,7 @@ const (
 	// RangeNotSatisfiable is for a Range header beyond the end of a file.
 	RangeNotSatisfiable Code = "range_not_satisfiable"
 	QuotaExceeded       Code = "quota_exceeded" // over what the workspace may have
+	RateLimited         Code = "rate_limited"   // too many requests, or failed authentications, in a short time
 	Unsupported         Code = "unsupported"    // this server cannot do it
 	Timeout             Code = "timeout"        // a deadline of the caller has passed
 	Canceled            Code = "canceled"       // the caller closed the request
@@ -67,6 +68,7 @@ var codeTable = []CodeInfo{
 		"The range begins beyond the end of the file.",
 	},
 	{QuotaExceeded, http.StatusTooManyRequests, 8, true, "More than the workspace may have at once."},
+	{RateLimited, http.StatusTooManyRequests, 8, true, "Too many requests; Retry-After says when to retry."},
 	{Unsupported, http.StatusNotImplemented, 9, false, "This server cannot do it."},
 	{Timeout, http.StatusGatewayTimeout, 124, false, "A deadline of the caller has passed."},
 	{Canceled, 499, 130, false, "The caller closed the request before the response."},

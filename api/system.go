@@ -112,10 +112,12 @@ type EventList struct {
 	Events []Event `json:"events"`
 }
 
-// AuditEntry is one call that changed something, or was refused: GET /v1/audit.
+// AuditEntry is one call that changed something, opened a shell or a port, or was refused: GET /v1/audit.
 type AuditEntry struct {
+	ID        string    `json:"id"`
 	Time      time.Time `json:"time"`
-	Key       string    `json:"key" doc:"Prefix of the caller's key."`
+	Workspace Workspace `json:"workspace,omitempty" doc:"Empty for a caller without a valid key."`
+	Key       string    `json:"key" doc:"Prefix of the caller's key, or the kind of another credential."`
 	Action    string    `json:"action" doc:"Method and path pattern."`
 	Target    string    `json:"target,omitempty" doc:"Id of the resource."`
 	Outcome   string    `json:"outcome" doc:"ok, or the code of the error."`

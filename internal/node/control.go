@@ -27,6 +27,7 @@ import (
 	"github.com/pandastack/pandastack/internal/control/store"
 	"github.com/pandastack/pandastack/internal/control/template"
 	"github.com/pandastack/pandastack/internal/control/workspace"
+	"github.com/pandastack/pandastack/internal/ingress/access"
 	"github.com/pandastack/pandastack/internal/ingress/e2b"
 	"github.com/pandastack/pandastack/internal/ingress/httpapi"
 	"github.com/pandastack/pandastack/internal/ingress/proxy"
@@ -94,7 +95,9 @@ func (n *node) control(ctx context.Context, host hostapi.Host) (handler http.Han
 	if err != nil {
 		return nil, "", err
 	}
-	log, err := audit.New(db, n.Log)
+	log, err := audit.New(audit.Config{
+		Rate: n.Config.Audit.Rate, Retention: n.Config.Audit.Retention, MaxEntries: n.Config.Audit.MaxEntries,
+	}, db, n.Log)
 	if err != nil {
 		return nil, "", err
 	}
@@ -145,8 +148,15 @@ type services struct {
 func (n *node) handler(f services) (http.Handler, error) {
 	runner := &repl.Runner{}
 	previewKey := derive(f.secret, "preview")
+	limits := n.Config.RateLimit
+	guard := access.New(access.Config{
+		KeyRate: limits.Key, AddressRate: limits.Address, FailuresPerMinute: limits.FailuresPerMinute,
+	}, f.keys, f.log)
 	e2bAPI, err := e2b.New(
-		e2b.Config{Domain: n.sandboxDomain(), Builds: f.builds, Secret: derive(f.secret, "agent"), History: f.history},
+		e2b.Config{
+			Domain: n.sandboxDomain(), Builds: f.builds, Secret: derive(f.secret, "agent"), History: f.history,
+			Guard: guard,
+		},
 		f.sandboxes, f.templates, f.keys, runner,
 	)
 	if err != nil {
@@ -183,6 +193,7 @@ func (n *node) handler(f services) (http.Handler, error) {
 			Previews:     f.previews,
 			Cells:        runner,
 			Audit:        f.log,
+			Guard:        guard,
 			UsageHistory: f.history,
 			Metrics:      f.registry,
 			Log:          n.Log,
@@ -191,7 +202,12 @@ func (n *node) handler(f services) (http.Handler, error) {
 	if err != nil {
 		return nil, err
 	}
-	return ports.Middleware(e2bAPI.Middleware(v1)), nil
+	networks, err := n.Config.TrustedProxies.Prefixes()
+	if err != nil {
+		return nil, err
+	}
+	proxies := access.Proxies{Networks: networks, Header: n.Config.TrustedProxies.Header}
+	return proxies.Middleware(ports.Middleware(e2bAPI.Middleware(v1))), nil
 }
 
 // sandboxDomain returns the domain to which clients of E2B's protocol prepend the labels of ports. It has a port unless

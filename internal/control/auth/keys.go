@@ -145,7 +145,7 @@ func read(row store.Key, now time.Time) (cached, error) {
 	if err != nil {
 		return cached{}, fmt.Errorf("key %s: %w", row.Prefix, err)
 	}
-	role := api.Role(row.Role)
+	role, scopes := api.Role(row.Role), scopesOf(row)
 	return cached{
 		row: row, networks: networks, at: now,
 		principal: Principal{
@@ -153,8 +153,8 @@ func read(row store.Key, now time.Time) (cached, error) {
 			KeyPrefix: row.Prefix,
 			Role:      role,
 			Admin:     isAdmin(role),
-			Operator:  row.Operator,
-			Scopes:    scopesOf(row),
+			Operator:  scopes.Has(api.ScopeNode),
+			Scopes:    scopes,
 		},
 	}, nil
 }

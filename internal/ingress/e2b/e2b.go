@@ -10,10 +10,13 @@ import (
 	"net/http"
 	"regexp"
 	"strings"
+	"time"
 
 	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/internal/control/auth"
 	"github.com/pandastack/pandastack/internal/control/metricshistory"
 	"github.com/pandastack/pandastack/internal/control/sandbox"
+	"github.com/pandastack/pandastack/internal/ingress/access"
 	"github.com/pandastack/pandastack/internal/ingress/e2b/control"
 	"github.com/pandastack/pandastack/internal/ingress/e2b/envd"
 	"github.com/pandastack/pandastack/internal/ingress/e2b/interpreter"
@@ -38,10 +41,12 @@ type Config struct {
 	Secret  []byte
 	Builds  control.Builds
 	History *metricshistory.History
+	Guard   *access.Guard // may be shared with other APIs; nil: one without limits on rates, which records nothing
 }
 
 // Protocol serves E2B's protocol. Make one with New.
 type Protocol struct {
+	guard       *access.Guard
 	control     *control.Server
 	agent       *envd.Server
 	interpreter *interpreter.Server
@@ -52,20 +57,24 @@ func New(
 	cfg Config,
 	sandboxes *sandbox.Service,
 	templates control.Templates,
-	keys control.Keys,
+	keys access.Keys,
 	runner *repl.Runner,
 ) (*Protocol, error) {
+	if cfg.Guard == nil {
+		cfg.Guard = access.New(access.Config{}, keys, nil)
+	}
 	c, err := control.New(control.Config{
 		Domain:       cfg.Domain,
 		AgentVersion: envd.Version,
 		Secret:       cfg.Secret,
 		Builds:       cfg.Builds,
 		History:      cfg.History,
-	}, sandboxes, templates, keys)
+		Guard:        cfg.Guard,
+	}, sandboxes, templates)
 	if err != nil {
 		return nil, err
 	}
-	return &Protocol{control: c, agent: envd.New(), interpreter: interpreter.New(runner)}, nil
+	return &Protocol{guard: cfg.Guard, control: c, agent: envd.New(), interpreter: interpreter.New(runner)}, nil
 }
 
 // Close ends watchers of files and streams of input.
@@ -138,6 +147,10 @@ func showsToken(r *http.Request, want string) bool {
 	return subtle.ConstantTimeCompare([]byte(r.Header.Get(accessHeader)), []byte(want)) == 1
 }
 
+func showsTraffic(r *http.Request, want string) bool {
+	return subtle.ConstantTimeCompare([]byte(r.Header.Get(TrafficHeader)), []byte(want)) == 1
+}
+
 // agentService serves the port of the agent.
 type agentService struct{ *Protocol }
 
@@ -147,8 +160,35 @@ func (s agentService) MayWake(r *http.Request, b api.Sandbox) bool {
 	return token != "" && (showsToken(r, token) || envd.IsSigned(r, token))
 }
 
+// record returns a writer that records a call of a service when the response begins.
+func (p *Protocol) record(
+	w http.ResponseWriter,
+	r *http.Request,
+	rt proxy.Route,
+	face access.Face,
+	pattern string,
+) http.ResponseWriter {
+	if _, ok := access.NeedOf(face, pattern); !ok {
+		pattern = "" // it is not found
+	}
+	call := access.Call{
+		Face: face, Pattern: pattern, Target: rt.Address.Sandbox, Began: time.Now(),
+		Action:    string(face) + " " + pattern,
+		Principal: auth.Principal{Workspace: rt.Sandbox.Workspace, KeyPrefix: "sandbox token"},
+	}
+	return access.Watch(w, func(status int) {
+		call.Status = status
+		if status == http.StatusUnauthorized {
+			p.guard.Failed(r)
+			call.Principal.KeyPrefix = ""
+		}
+		p.guard.Record(r, call)
+	})
+}
+
 // ServeRoute implements proxy.Service. The agent checks its own token; one without a token is a port like any other.
 func (s agentService) ServeRoute(w http.ResponseWriter, r *http.Request, rt proxy.Route) {
+	w = s.record(w, r, rt, access.Agent, s.agent.Pattern(r))
 	token := s.accessToken(rt.Sandbox)
 	if token == "" {
 		var ok bool
@@ -176,16 +216,18 @@ func (s interpreterService) MayWake(r *http.Request, b api.Sandbox) bool {
 
 // ServeRoute implements proxy.Service. Running code needs the agent's token, since code can do as much as the agent.
 //
-// Published clients show no token when they list, create and delete contexts. That reads nothing and runs nothing, so
-// the rule for ports suffices there.
+// To list, create and delete contexts, published clients in JavaScript show the token for traffic only.
 func (s interpreterService) ServeRoute(w http.ResponseWriter, r *http.Request, rt proxy.Route) {
+	pattern := s.interpreter.Pattern(r)
+	need, _ := access.NeedOf(access.Interpreter, pattern)
+	w = s.record(w, r, rt, access.Interpreter, pattern)
+	mayManage := need == access.Traffic && showsTraffic(r, s.control.TrafficToken(rt.Sandbox.ID))
 	r, ok := rt.CheckAccess(w, r)
 	if !ok {
 		return
 	}
 	token := s.accessToken(rt.Sandbox)
-	needed := r.Header.Get(accessHeader) != "" || !interpreter.IsContextPath(r.URL.Path)
-	if token != "" && needed && !showsToken(r, token) {
+	if token != "" && !mayManage && !showsToken(r, token) {
 		http.Error(w, "invalid or missing access token: send it as X-Access-Token", http.StatusUnauthorized)
 		return
 	}

@@ -43,7 +43,7 @@ type fixture struct {
 	boxes *sandbox.Service
 }
 
-func newFixture(t *testing.T) *fixture {
+func newFixture(t *testing.T, change ...func(*e2b.Config, *auth.Keys)) *fixture {
 	t.Helper()
 	host := hosttest.New()
 	t.Cleanup(host.Close)
@@ -69,10 +69,11 @@ func newFixture(t *testing.T) *fixture {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p, err := e2b.New(
-		e2b.Config{Domain: domain, Secret: bytes.Repeat([]byte{7}, 32)},
-		service, templates, keys, &repl.Runner{},
-	)
+	cfg := e2b.Config{Domain: domain, Secret: bytes.Repeat([]byte{7}, 32)}
+	for _, f := range change {
+		f(&cfg, keys)
+	}
+	p, err := e2b.New(cfg, service, templates, keys, &repl.Runner{})
 	if err != nil {
 		t.Fatal(err)
 	}

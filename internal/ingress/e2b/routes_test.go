@@ -85,7 +85,7 @@ var others = []route{
 
 // TestTablesAreWhole checks that every route is in a table of refusals, except the one that is public.
 func TestTablesAreWhole(t *testing.T) {
-	s, err := control.New(control.Config{Secret: bytes.Repeat([]byte("k"), 32)}, nil, nil, nil)
+	s, err := control.New(control.Config{Secret: bytes.Repeat([]byte("k"), 32)}, nil, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,77 +1,119 @@
 package httpapi
 
 import (
-	"context"
+	"encoding/json"
+	"errors"
 	"net/http"
+	"reflect"
 	"time"
 
 	"github.com/pandastack/pandastack/api"
-	"github.com/pandastack/pandastack/internal/control/audit"
-	"github.com/pandastack/pandastack/internal/control/auth"
+	"github.com/pandastack/pandastack/internal/ingress/access"
 )
 
-// Audit records calls; *audit.Log does.
-type Audit interface {
-	Record(ctx context.Context, e audit.Entry)
-	List(ctx context.Context, p auth.Principal, q audit.Query) ([]audit.Entry, error)
-}
-
-// recordAudit records an authorized call that may have changed something.
+// recordAudit records a call that may have changed something, opened a shell or a port, or was refused.
 func (s *Server) recordAudit(rq *request, rt route, status int, began time.Time) {
-	if s.deps.Audit == nil || rt.access == public || rq.p.Workspace == "" {
-		return
+	call := access.Call{
+		Face: access.V1, Pattern: rt.muxPattern(), Principal: rq.p, Token: bearer(rq.r), Action: rq.action,
+		Target: rq.target, Status: status, Request: string(rq.id()), Began: began,
 	}
-	if rq.r.Method == http.MethodGet || rq.r.Method == http.MethodHead {
-		return
-	}
-	outcome := "ok"
-	if status >= 400 {
-		outcome = string(api.CodeOfStatus(status))
-	}
-	target := ""
 	for _, name := range []string{"sandbox", "snapshot", "template", "prefix", "workspace"} {
-		if v := rq.r.PathValue(name); v != "" {
-			target = v
-			break
+		if v := rq.r.PathValue(name); v != "" && call.Target == "" {
+			call.Target = v
 		}
 	}
-	s.deps.Audit.Record(
-		rq.r.Context(),
-		audit.Entry{At: began, Principal: rq.p, Action: rq.r.Method + " " + rt.pattern, Target: target,
-			Outcome: outcome, Remote: rq.r.RemoteAddr, Request: string(rq.id()), Took: time.Since(began)},
-	)
+	switch {
+	case rt.need == access.Signed && status == http.StatusUnauthorized && rq.action == "": // the signature is wrong
+		s.guard.Failed(rq.r)
+		s.guard.Record(rq.r, call)
+	case rq.action != "": // pages and programs repeat these
+		s.guard.RecordUse(rq.r, call)
+	default:
+		s.guard.Record(rq.r, call)
+	}
 }
 
-// listAudit returns what callers of the workspace did, newest first.
-func listAudit(rq *request) (api.AuditList, error) {
-	if rq.s.deps.Audit == nil {
-		return api.AuditList{}, api.Errorf(api.Unsupported, "this server keeps no audit log")
+// ndjson is the media type of an exported log: one JSON value on each line.
+const ndjson = "application/x-ndjson"
+
+func auditList() endpoint {
+	return endpoint{out: reflect.TypeFor[api.AuditList](), status: http.StatusOK, handle: listAudit}
+}
+
+func auditParams() []param {
+	return []param{
+		{"since", "string", "Not before this time, RFC 3339."},
+		{"until", "string", "Before this time, RFC 3339."},
+		{"target", "string", "Done to this id."},
+		{"limit", "integer", "1 to 1000; 100 if absent. Not for ndjson, which has all."},
+		{"cursor", "string", "X-Next-Cursor of the page before."},
+		{"order", "string", "asc: oldest first; desc, the default: newest first."},
+		{"format", "string", "json, the default, or ndjson: all entries, one on each line, as " + ndjson + "."},
+		{"all", "string", "1: of all workspaces, and of callers without a valid key; operators only."},
 	}
-	limit, err := rq.intParam("limit", 1, 1000, 100)
+}
+
+// listAudit sends what callers of the workspace did.
+func listAudit(rq *request) error {
+	log, values := rq.s.deps.Audit, rq.r.URL.Query()
+	if log == nil {
+		return api.Errorf(api.Unsupported, "this server keeps no audit log")
+	}
+	q, err := access.ParseAuditQuery(values)
 	if err != nil {
-		return api.AuditList{}, err
+		return err
 	}
-	q := audit.Query{Limit: int(limit), Target: rq.r.URL.Query().Get("target")}
-	out := api.AuditList{Entries: []api.AuditEntry{}}
-	if text := rq.r.URL.Query().Get("since"); text != "" {
-		if q.Since, err = time.Parse(time.RFC3339, text); err != nil {
-			return out, api.Errorf(api.Invalid, "since: %q is not a time such as 2026-01-02T15:04:05Z", truncate(text)).
-				With("field", "since")
-		}
+	switch format := values.Get("format"); format {
+	case "", "json":
+	case "ndjson":
+		out := &ndjsonWriter{rq: rq, enc: json.NewEncoder(rq.w)}
+		return out.end(access.ExportAudit(rq.r.Context(), log, rq.p, q, out.write))
+	default:
+		return api.Errorf(api.Invalid, "format: %q is neither json nor ndjson", truncate(format)).
+			With("field", "format")
+	}
+	page, next, err := access.ListAudit(rq.r.Context(), log, rq.p, q)
+	if err != nil {
+		return err
+	}
+	out := api.AuditList{Entries: page}
+	if !q.Since.IsZero() {
 		since := q.Since.UTC()
 		out.Since = &since
 	}
-	list, err := rq.s.deps.Audit.List(rq.r.Context(), rq.p, q)
-	if err != nil {
-		return out, err
+	if next != "" {
+		rq.w.Header().Set("X-Next-Cursor", next)
 	}
-	for _, e := range list {
-		out.Entries = append(
-			out.Entries,
-			api.AuditEntry{Time: e.At, Key: e.Principal.KeyPrefix, Action: e.Action, Target: e.Target,
-				Outcome: e.Outcome, Remote: e.Remote, RequestID: api.RequestID(e.Request),
-				TookMS: float64(e.Took.Microseconds()) / 1000},
-		)
+	writeJSON(rq.w, http.StatusOK, out)
+	return nil
+}
+
+// ndjsonWriter sends entries, one on each line.
+type ndjsonWriter struct {
+	rq    *request
+	enc   *json.Encoder
+	began bool
+}
+
+func (w *ndjsonWriter) write(page []api.AuditEntry) error {
+	if !w.began {
+		w.began = true
+		w.rq.w.Header().Set("Content-Type", ndjson)
+		w.rq.w.Header().Set("Cache-Control", "no-store")
+		w.rq.w.WriteHeader(http.StatusOK)
 	}
-	return out, nil
+	for _, e := range page {
+		if err := w.enc.Encode(e); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// end makes a response that is not whole break off: one that just ended would look whole.
+func (w *ndjsonWriter) end(err error) error {
+	if err == nil || !w.began {
+		return err
+	}
+	return errors.Join(err, http.NewResponseController(w.rq.w).SetWriteDeadline(time.Unix(1, 0)))
 }

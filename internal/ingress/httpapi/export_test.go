@@ -6,15 +6,15 @@ import (
 
 // Line is a row of the table of routes, for tests.
 type Line struct {
-	Method, Pattern, Access string
-	WebSocket, JSON         bool // what it is, and whether it takes a body of JSON
+	Method, Pattern, Need string
+	WebSocket, JSON       bool // what it is, and whether it takes a body of JSON
 }
 
 // Table returns all routes.
 func Table() []Line {
 	var all []Line
 	for _, rt := range routes() {
-		all = append(all, Line{rt.method, rt.pattern, string(rt.access), rt.gives == ws, rt.in != nil})
+		all = append(all, Line{rt.method, rt.pattern, string(rt.need), rt.gives == ws, rt.in != nil})
 	}
 	return all
 }

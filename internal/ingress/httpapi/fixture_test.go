@@ -67,6 +67,8 @@ func (keys) Authenticate(_ context.Context, token string, _ netip.Addr) (auth.Pr
 	return auth.Principal{}, api.Errorf(api.Unauthenticated, "the key does not hold")
 }
 
+func (keys) Known(string) bool { return false }
+
 func (keys) Create(_ context.Context, _ auth.Principal, r auth.KeyRequest) (auth.Key, string, error) {
 	k := auth.Key{Prefix: "pds_12345678", Label: r.Label, Role: r.Role, Created: time.Now(), Expires: r.Expires}
 	return k, "pds_12345678901234567890123456789012", nil

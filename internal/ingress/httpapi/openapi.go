@@ -89,15 +89,14 @@ func operation(reg huma.Registry, rt route, method string) *huma.Operation {
 			Schema: &huma.Schema{Type: q.kind},
 		})
 	}
-	if rt.access != public {
+	if !rt.isPublic() {
 		op.Security = []map[string][]string{{"key": {}}}
 	}
-	switch rt.access {
-	case admin:
-		op.Description = "Needs an admin's key."
-	case operator:
-		op.Description = "Needs an operator's key."
-	default:
+	switch scope, ok := rt.need.Scope(); {
+	case scope == api.ScopeMetrics || scope == api.ScopeNode:
+		op.Description = "Needs an operator's key with the scope " + string(scope) + "."
+	case ok:
+		op.Description = "Needs the scope " + string(scope) + "."
 	}
 	if rt.in != nil {
 		op.RequestBody = &huma.RequestBody{Content: jsonOf(reg, rt.in), Required: rt.pattern == sandboxPath+"/exec"}

@@ -111,6 +111,7 @@ func proxyPort(rq *request) error {
 	if err != nil {
 		return err
 	}
+	rq.action = "port " + strconv.Itoa(int(port))
 	if rq.s.deps.Proxy == nil {
 		return api.Errorf(api.Unsupported, "this server forwards to no ports")
 	}

@@ -7,9 +7,11 @@ import (
 	"net/netip"
 	"net/url"
 	"regexp"
+	"strconv"
 	"time"
 
 	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/internal/control/auth"
 	"github.com/pandastack/pandastack/internal/ingress/proxy"
 )
 
@@ -114,6 +116,8 @@ func (rq *request) previewTarget() (string, error) {
 	if err != nil {
 		return "", err
 	}
+	rq.p = auth.Principal{Workspace: api.Workspace(v.Workspace), KeyPrefix: "preview"} // for the audit log
+	rq.action, rq.target = "preview of port "+strconv.Itoa(v.Port), v.Sandbox
 	if rq.s.deps.Previews != nil && rq.s.deps.Previews.IsRevoked(rq.r.Context(), v.ID) {
 		return "", api.Errorf(api.Gone, "this preview address was revoked: ask for a new one")
 	}

@@ -3,7 +3,6 @@ package httpapi
 import (
 	"encoding/json"
 	"net/http"
-	"net/netip"
 	"net/url"
 	"strconv"
 	"strings"
@@ -19,6 +18,8 @@ type request struct {
 	w http.ResponseWriter
 	r *http.Request
 	p auth.Principal // zero on public routes
+
+	action, target string // for the audit log, in place of the route's and those of the path
 }
 
 func (rq *request) id() api.RequestID {
@@ -80,28 +81,12 @@ func truncate(s string) string {
 	return s
 }
 
-// authorize checks the key of a request against the route's access.
-func (s *Server) authorize(rq *request, rt route) error {
-	if rt.access == public {
-		return nil
+// authorize checks that the key of a request may call the route now.
+func (s *Server) authorize(rq *request, rt route) (err error) {
+	if !rt.isPublic() {
+		rq.p, err = s.guard.Admit(rq.w, rq.r, bearer(rq.r), rt.need)
 	}
-	token := bearer(rq.r)
-	if token == "" {
-		return api.Errorf(api.Unauthenticated, "no key: send the header Authorization: Bearer pds_...")
-	}
-	from, _ := netip.ParseAddrPort(rq.r.RemoteAddr)
-	p, err := s.deps.Keys.Authenticate(rq.r.Context(), token, from.Addr())
-	if err != nil {
-		return err
-	}
-	if rt.access == admin && !p.Admin {
-		return api.Errorf(api.Forbidden, "this needs an admin's key, and the key %s is none", p.KeyPrefix)
-	}
-	if rt.access == operator && !p.Operator {
-		return api.Errorf(api.Forbidden, "this needs an operator's key, and the key %s is none", p.KeyPrefix)
-	}
-	rq.p = p
-	return nil
+	return err
 }
 
 // bearer returns the key of a request. It is in the header or, for WebSocket and EventSource of browsers, which cannot
@@ -145,7 +130,7 @@ func (s *Server) writeError(w http.ResponseWriter, r *http.Request, err error) {
 	if m.Code == api.Unauthenticated {
 		w.Header().Set("WWW-Authenticate", "Bearer")
 	}
-	if e.Retryable {
+	if e.Retryable && w.Header().Get("Retry-After") == "" {
 		w.Header().Set("Retry-After", "1")
 	}
 	writeJSON(w, m.Status, &e)

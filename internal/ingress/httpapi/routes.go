@@ -9,23 +9,14 @@ import (
 	"strings"
 
 	"github.com/pandastack/pandastack/api"
-)
-
-// access is who may call a route.
-type access string
-
-const (
-	public   access = "public"   // anybody
-	user     access = "user"     // the holder of a key, who sees what the key's workspace owns
-	admin    access = "admin"    // the holder of an admin's key
-	operator access = "operator" // the holder of an operator's key
+	"github.com/pandastack/pandastack/internal/ingress/access"
 )
 
 // route is one line of the table.
 type route struct {
-	method  string // "" is any
-	pattern string // of net/http
-	access  access
+	method  string      // "" is any
+	pattern string      // of net/http
+	need    access.Need // of the table of operations
 	tag     string
 	summary string
 	query   []param
@@ -45,10 +36,14 @@ type endpoint struct {
 	handle  func(*request) error
 }
 
-// newRoute returns a route for holders of keys.
 func newRoute(method, pattern, summary string, e endpoint, query []param) route {
-	return route{method: method, pattern: pattern, access: user, summary: summary, query: query, endpoint: e}
+	rt := route{method: method, pattern: pattern, summary: summary, query: query, endpoint: e}
+	rt.need, _ = access.NeedOf(access.V1, rt.muxPattern()) // New refuses a route without one
+	return rt
 }
+
+// isPublic reports whether a route needs no key.
+func (rt route) isPublic() bool { return rt.need == access.Public || rt.need == access.Signed }
 
 func get(pattern, summary string, e endpoint, query ...param) route {
 	return newRoute(http.MethodGet, pattern, summary, e, query)
@@ -74,12 +69,6 @@ func anyMethod(pattern, summary string, e endpoint) route {
 	return newRoute("", pattern, summary, e, nil)
 }
 
-// withAccess changes who may call a route.
-func withAccess(a access, rt route) route {
-	rt.access = a
-	return rt
-}
-
 // alias marks a route as another name of an earlier one.
 func alias(rt route) route {
 	rt.alias = true
@@ -99,7 +88,7 @@ func (rt route) muxPattern() string { return strings.TrimSpace(rt.method + " " +
 // checkQuery refuses a query with names that the route does not read, so that a misspelt filter does not select
 // everything. The program behind a port reads the query of a forwarded request, and public routes ignore theirs.
 func (rt route) checkQuery(q url.Values) error {
-	if rt.access == public || rt.pattern == proxyPattern {
+	if rt.isPublic() || rt.pattern == proxyPattern {
 		return nil
 	}
 	for _, name := range slices.Sorted(maps.Keys(q)) {

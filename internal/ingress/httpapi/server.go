@@ -3,9 +3,9 @@ package httpapi
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net/http"
-	"net/netip"
 	"net/url"
 	"path"
 	"strings"
@@ -17,6 +17,7 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
 	"github.com/pandastack/pandastack/internal/control/auth"
 	"github.com/pandastack/pandastack/internal/control/sandbox"
+	"github.com/pandastack/pandastack/internal/ingress/access"
 	"github.com/pandastack/pandastack/internal/ingress/httpapi/bootstats"
 	"github.com/pandastack/pandastack/internal/ingress/proxy"
 	"github.com/pandastack/pandastack/internal/ingress/repl"
@@ -45,7 +46,8 @@ type Deps struct {
 	Previews     Previews             // records previews; nil: they are neither listed nor revoked
 	Metrics      *prometheus.Registry // served at /metrics; nil: one of its own
 	UsageHistory UsageHistory         // measurements of sandboxes; nil: unsupported
-	Audit        Audit                // records calls that change something; nil: nothing is recorded
+	Audit        access.AuditLog      // records calls; nil: nothing is recorded
+	Guard        *access.Guard        // may be shared with other APIs; nil: one without limits on rates
 	Log          *slog.Logger
 }
 
@@ -126,7 +128,7 @@ type Templates interface {
 
 // Keys are the methods of *auth.Keys that this API uses.
 type Keys interface {
-	Authenticate(ctx context.Context, token string, from netip.Addr) (auth.Principal, error)
+	access.Keys
 	Create(ctx context.Context, p auth.Principal, req auth.KeyRequest) (auth.Key, string, error)
 	List(ctx context.Context, p auth.Principal) ([]auth.Key, error)
 	Revoke(ctx context.Context, p auth.Principal, prefix string) error
@@ -167,6 +169,7 @@ type Server struct {
 	spec []byte
 	met  *metrics
 
+	guard *access.Guard
 	boots *bootstats.Recorder
 }
 
@@ -181,6 +184,9 @@ func New(cfg Config, deps Deps) (*Server, error) {
 	if deps.Cells == nil {
 		deps.Cells = &repl.Runner{}
 	}
+	if deps.Guard == nil {
+		deps.Guard = access.New(access.Config{}, deps.Keys, auditOrNil(deps.Audit))
+	}
 	if deps.Metrics == nil {
 		deps.Metrics = prometheus.NewRegistry()
 	}
@@ -189,6 +195,7 @@ func New(cfg Config, deps Deps) (*Server, error) {
 		deps:  deps,
 		mux:   http.NewServeMux(),
 		raw:   map[string]http.Handler{},
+		guard: deps.Guard,
 		boots: bootstats.New(time.Now()),
 	}
 	var err error
@@ -199,6 +206,9 @@ func New(cfg Config, deps Deps) (*Server, error) {
 		return nil, err
 	}
 	for _, rt := range routes() {
+		if rt.need == "" {
+			return nil, fmt.Errorf("httpapi: %s is not in the table of operations", rt.muxPattern())
+		}
 		if rt.pattern == proxyPattern || rt.pattern == previewPattern {
 			s.raw[rt.pattern] = s.serve(rt)
 			continue
@@ -208,6 +218,14 @@ func New(cfg Config, deps Deps) (*Server, error) {
 	return s, nil
 }
 
+// auditOrNil makes a nil interface of a nil interface.
+func auditOrNil(log access.AuditLog) access.Audit {
+	if log == nil {
+		return nil
+	}
+	return log
+}
+
 // ServeHTTP gives the request an id, handles CORS preflights, and calls the route.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	id := requestID(r)
@@ -215,7 +233,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	h.Set("X-Request-Id", string(id))
 	h.Set("X-Content-Type-Options", "nosniff")
 	h.Set("Access-Control-Allow-Origin", "*")
-	h.Set("Access-Control-Expose-Headers", "X-Request-Id, X-Next-Cursor, Retry-After, Content-Range")
+	h.Set("Access-Control-Expose-Headers", exposedHeaders)
 	if r.Method == http.MethodOptions && r.Header.Get("Access-Control-Request-Method") != "" {
 		h.Set("Access-Control-Allow-Methods", "GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS")
 		h.Set("Access-Control-Allow-Headers", allowHeaders(r))
@@ -234,6 +252,9 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	s.mux.ServeHTTP(w, r)
 }
+
+const exposedHeaders = "X-Request-Id, X-Next-Cursor, Retry-After, Content-Range, " +
+	"RateLimit-Limit, RateLimit-Remaining, RateLimit-Reset"
 
 type requestKey struct{}
 
@@ -298,6 +319,11 @@ func (s *Server) serve(rt route) http.Handler {
 		began := time.Now()
 		sw := &statusWriter{ResponseWriter: w}
 		rq := &request{s: s, w: sw, r: r}
+		recorded := false
+		sw.upgraded = func() { // a shell is recorded when it opens, not when it ends
+			recorded = true
+			s.recordAudit(rq, rt, http.StatusSwitchingProtocols, began)
+		}
 		defer func() {
 			if fault := recover(); fault != nil &&
 				fault != http.ErrAbortHandler { //nolint:errorlint // a sentinel of net/http, never wrapped
@@ -320,7 +346,9 @@ func (s *Server) serve(rt route) http.Handler {
 				panic(http.ErrAbortHandler)
 			}
 			s.met.observe(rt, r.Method, sw.code(), time.Since(began))
-			s.recordAudit(rq, rt, sw.code(), began)
+			if !recorded {
+				s.recordAudit(rq, rt, sw.code(), began)
+			}
 		}()
 		err := s.authorize(rq, rt)
 		if err == nil {
@@ -348,12 +376,16 @@ func (s *Server) finishWithError(w *statusWriter, r *http.Request, err error) {
 // statusWriter remembers whether a response has begun, and its status.
 type statusWriter struct {
 	http.ResponseWriter
-	status int
+	status   int
+	upgraded func() // called when the connection changes its protocol
 }
 
 func (w *statusWriter) WriteHeader(status int) {
 	if w.status == 0 && status >= 200 || status == http.StatusSwitchingProtocols {
 		w.status = status
+	}
+	if status == http.StatusSwitchingProtocols && w.upgraded != nil {
+		w.upgraded()
 	}
 	w.ResponseWriter.WriteHeader(status)
 }

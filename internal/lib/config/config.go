@@ -24,8 +24,12 @@ type Node struct {
 	PublicURL  string `yaml:"public_url" default:""`
 	GuestAgent string `yaml:"guest_agent" path:"file" default:""`
 
-	TLS         TLS         `yaml:"tls"`
-	Preview     Preview     `yaml:"preview"`
+	TLS            TLS            `yaml:"tls"`
+	Preview        Preview        `yaml:"preview"`
+	TrustedProxies TrustedProxies `yaml:"trusted_proxies"`
+	RateLimit      RateLimit      `yaml:"rate_limit"`
+	Audit          Audit          `yaml:"audit"`
+
 	Log         Log         `yaml:"log"`
 	VMM         VMM         `yaml:"vmm"`
 	Capacity    Capacity    `yaml:"capacity"`
@@ -49,6 +53,26 @@ type TLS struct {
 // Preview configures the host names of sandboxes' ports.
 type Preview struct {
 	Domain string `yaml:"domain" default:""`
+}
+
+// TrustedProxies are the proxies in front of the node whose word on a client's address counts.
+type TrustedProxies struct {
+	Networks string `yaml:"networks" default:""`
+	Header   string `yaml:"header" default:"x-forwarded-for"`
+}
+
+// RateLimit bounds the requests to the APIs. Ports of sandboxes are not bounded by it.
+type RateLimit struct {
+	Key               int `yaml:"key_per_s" default:"1000"`
+	Address           int `yaml:"address_per_s" default:"2000"`
+	FailuresPerMinute int `yaml:"failures_per_min" default:"30"`
+}
+
+// Audit bounds the audit log.
+type Audit struct {
+	Rate       int           `yaml:"entries_per_s" default:"200"`
+	Retention  time.Duration `yaml:"retention" default:"2160h"`
+	MaxEntries int           `yaml:"max_entries" default:"1000000"`
 }
 
 // Log configures what the node writes to standard error.

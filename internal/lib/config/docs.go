@@ -17,6 +17,27 @@ var settingDocs = map[string]string{
 		"empty creates one, signed by this node's own authority.",
 	"tls.key": "File with the private key of the certificate (PEM).",
 
+	"trusted_proxies.networks": "Networks of the proxies in front of the node, separated by commas. The address of a " +
+		"client " +
+		"is taken from their header, for the audit log and for limits by address; headers of others are ignored.",
+	"trusted_proxies.header": "The header that these proxies set: x-forwarded-for or forwarded. " +
+		"They must replace or extend it in every request.",
+
+	"rate_limit.key_per_s": "Requests a second to the APIs with one key, and twice as many at once; 0 is unlimited.",
+	"rate_limit.address_per_s": "Requests a second to the APIs from one address (IPv6: one /64 network), and twice " +
+		"as many " +
+		"at once; 0 is unlimited.",
+	"rate_limit.failures_per_min": "Failed authentications a minute from one address. " +
+		"After that only keys that were used lately work from there; 0 is unlimited.",
+
+	"audit.entries_per_s": "Entries of the audit log a second for one workspace, and 20 times as many at once; " +
+		"refused " +
+		"calls have a tenth of it for themselves. Entries over it are dropped and counted; 0 is unlimited.",
+	"audit.retention": "Age at which entries of the audit log are removed; 0s is never.",
+	"audit.max_entries": "Entries of the audit log. If there are more, the oldest of the workspaces with the most " +
+		"are " +
+		"removed; 0 is unlimited.",
+
 	"log.level":  "debug, info, warn or error.",
 	"log.format": "text or json.",
 

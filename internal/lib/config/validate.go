@@ -55,6 +55,7 @@ func (n *Node) Validate() error {
 		bad("preview.domain", "%q is not a domain, with or without a port, such as sandboxes.example.net",
 			n.Preview.Domain)
 	}
+	n.validateAccess(bad, atLeast, oneOf)
 	oneOf("log.level", n.Log.Level, "debug", "info", "warn", "error")
 	oneOf("log.format", n.Log.Format, "text", "json")
 	oneOf("vmm.driver", n.VMM.Driver, "auto", "firecracker", "qemu")
@@ -126,6 +127,25 @@ func (n *Node) validateQuota(bad func(string, string, ...any)) {
 
 // maxQuota is more than any host has, and small enough not to overflow 64 bits in bytes.
 const maxQuota = 1 << 40
+
+func (n *Node) validateAccess(
+	bad func(string, string, ...any),
+	atLeast func(string, int, int),
+	oneOf func(string, string, ...string),
+) {
+	if _, err := n.TrustedProxies.Prefixes(); err != nil {
+		bad("trusted_proxies.networks", "%v", err)
+	}
+	oneOf("trusted_proxies.header", n.TrustedProxies.Header, "x-forwarded-for", "forwarded")
+	atLeast("rate_limit.key_per_s", n.RateLimit.Key, 0)
+	atLeast("rate_limit.address_per_s", n.RateLimit.Address, 0)
+	atLeast("rate_limit.failures_per_min", n.RateLimit.FailuresPerMinute, 0)
+	atLeast("audit.entries_per_s", n.Audit.Rate, 0)
+	atLeast("audit.max_entries", n.Audit.MaxEntries, 0)
+	if n.Audit.Retention < 0 {
+		bad("audit.retention", "%v is negative; use 0s for never", n.Audit.Retention)
+	}
+}
 
 func (n *Node) validateObjects(bad func(string, string, ...any), atLeast func(string, int, int)) {
 	if u, err := url.Parse(n.ObjectStore.URL); n.ObjectStore.URL != "" &&
@@ -219,6 +239,22 @@ func (n Network) Addresses() (netip.Prefix, error) {
 		)
 	}
 	return p, nil
+}
+
+// Prefixes parses Networks. An address is the network that contains it alone.
+func (t TrustedProxies) Prefixes() ([]netip.Prefix, error) {
+	var all []netip.Prefix
+	for _, text := range list(t.Networks) {
+		p, err := netip.ParsePrefix(text)
+		if a, bad := netip.ParseAddr(text); bad == nil {
+			p, err = a.Prefix(a.BitLen())
+		}
+		if err != nil || p.Addr().Is4In6() {
+			return nil, fmt.Errorf("%q is not an address or network such as 10.0.0.0/8", text)
+		}
+		all = append(all, p.Masked())
+	}
+	return all, nil
 }
 
 // Allowed parses Allow.

@@ -19,6 +19,7 @@ import (
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/control/auth"
 	"github.com/pandastack/pandastack/internal/control/build"
+	"github.com/pandastack/pandastack/internal/ingress/access"
 )
 
 // Builds are the methods of *build.Service that this API uses.
@@ -159,33 +160,43 @@ func (s *Server) ticket(workspace, hash string, until time.Time) string {
 
 // upload takes files with a ticket in the place of a key: clients send no key to upload addresses.
 func (s *Server) upload(w http.ResponseWriter, r *http.Request) {
+	call := access.Call{
+		Face: access.E2B, Pattern: uploadPattern, Target: r.PathValue("hash"), Status: http.StatusOK, Began: time.Now(),
+	}
 	b, err := s.builder()
 	if err == nil {
-		err = s.putFiles(r, b)
+		call.Principal, err = s.putFiles(r, b)
 	}
 	if err != nil {
+		call.Status = api.CodeOf(err).Info().Status
+		if call.Status == http.StatusUnauthorized {
+			s.cfg.Guard.Failed(r)
+		}
 		writeError(w, err)
-		return
+	} else {
+		w.WriteHeader(http.StatusOK)
 	}
-	w.WriteHeader(http.StatusOK)
+	s.cfg.Guard.Record(r, call)
 }
 
-func (s *Server) putFiles(r *http.Request, b Builds) error {
+// putFiles takes the files of an upload and returns for whom.
+func (s *Server) putFiles(r *http.Request, b Builds) (p auth.Principal, err error) {
 	hash, ticket := r.PathValue("hash"), r.URL.Query().Get("ticket")
 	parts := strings.Split(ticket, ".")
 	if len(parts) != 3 {
-		return api.Errorf(api.Unauthenticated, "the address of the upload is not whole")
+		return p, api.Errorf(api.Unauthenticated, "the address of the upload is not whole")
 	}
 	workspace, err1 := base64.RawURLEncoding.DecodeString(parts[0])
 	until, err2 := strconv.ParseInt(parts[1], 10, 64)
 	if errors.Join(err1, err2) != nil ||
 		!hmac.Equal([]byte(ticket), []byte(s.ticket(string(workspace), hash, time.Unix(until, 0)))) {
-		return api.Errorf(api.Unauthenticated, "the address of the upload does not hold")
+		return p, api.Errorf(api.Unauthenticated, "the address of the upload does not hold")
 	}
 	if time.Now().Unix() > until {
-		return api.Errorf(api.Unauthenticated, "the address of the upload has expired: ask for another")
+		return p, api.Errorf(api.Unauthenticated, "the address of the upload has expired: ask for another")
 	}
-	return b.PutFiles(r.Context(), auth.Principal{Workspace: api.Workspace(workspace)}, hash, r.Body)
+	p = auth.Principal{Workspace: api.Workspace(workspace), KeyPrefix: "upload address"}
+	return p, b.PutFiles(r.Context(), p, hash, r.Body)
 }
 
 type buildStart struct {

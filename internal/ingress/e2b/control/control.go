@@ -18,7 +18,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"net/netip"
 	"slices"
 	"strings"
 	"time"
@@ -27,6 +26,7 @@ import (
 	"github.com/pandastack/pandastack/internal/control/auth"
 	"github.com/pandastack/pandastack/internal/control/metricshistory"
 	"github.com/pandastack/pandastack/internal/control/sandbox"
+	"github.com/pandastack/pandastack/internal/ingress/access"
 )
 
 // Templates are the methods of *template.Service that this API uses.
@@ -38,17 +38,14 @@ type Templates interface {
 	Untag(ctx context.Context, p auth.Principal, name, tag string) error
 }
 
-// Keys authenticates callers; *auth.Keys does.
-type Keys interface {
-	Authenticate(ctx context.Context, token string, from netip.Addr) (auth.Principal, error)
-}
-
 // Config configures a Server.
 type Config struct {
 	Domain       string // clients build names of sandboxes with it: <port>-<id>.<domain>
 	AgentVersion string // version of the agent services that clients will find
 	Secret       []byte // of this installation, at least 32 bytes: tokens are derived from it
 	Builds       Builds // nil: templates cannot be built
+	// Guard admits callers and records what they do. Required.
+	Guard *access.Guard
 	// History keeps measurements; its owner runs it. nil: one of the server's own, which is not run.
 	History *metricshistory.History
 }
@@ -58,7 +55,6 @@ type Server struct {
 	cfg       Config
 	sandboxes *sandbox.Service
 	templates Templates
-	keys      Keys
 	mux       *http.ServeMux
 	started   time.Time
 	patterns  []string // patterns of mux
@@ -66,7 +62,7 @@ type Server struct {
 }
 
 // New returns a server. A secret that is too short is an error.
-func New(cfg Config, sandboxes *sandbox.Service, templates Templates, keys Keys) (*Server, error) {
+func New(cfg Config, sandboxes *sandbox.Service, templates Templates) (*Server, error) {
 	if len(cfg.Secret) < 32 {
 		return nil, fmt.Errorf("e2bapi: the secret has %d bytes, at least 32 are needed", len(cfg.Secret))
 	}
@@ -74,22 +70,24 @@ func New(cfg Config, sandboxes *sandbox.Service, templates Templates, keys Keys)
 		cfg:       cfg,
 		sandboxes: sandboxes,
 		templates: templates,
-		keys:      keys,
 		mux:       http.NewServeMux(),
 		started:   time.Now().UTC(),
 		history:   cmp.Or(cfg.History, metricshistory.New(sandboxes)),
 	}
-	s.routes()
-	return s, nil
+	return s, s.routes()
 }
 
 // Routes returns the patterns of net/http that this API serves, sorted.
 func (s *Server) Routes() []string { return slices.Sorted(slices.Values(s.patterns)) }
 
-// handle adds a route.
-func (s *Server) handle(pattern string, h http.HandlerFunc) {
+// handle adds a route, which must be in the table of operations.
+func (s *Server) handle(pattern string, h http.HandlerFunc) error {
+	if _, ok := access.NeedOf(access.E2B, pattern); !ok {
+		return fmt.Errorf("e2bapi: %s is not in the table of operations", pattern)
+	}
 	s.patterns = append(s.patterns, pattern)
 	s.mux.HandleFunc(pattern, h)
+	return nil
 }
 
 // handler serves a request of an authenticated caller. It returns status and body; a nil body is none.
@@ -106,21 +104,34 @@ func (s *Server) Middleware(next http.Handler) http.Handler {
 	})
 }
 
-// authenticated authenticates the caller before the route is called.
+// keyOf returns the key of a request.
 //
 // Clients send keys as X-API-Key or as a bearer token. Old clients insist on the form e2b_<hex>, which stands for our
 // key with the same digits.
-func (s *Server) authenticated(rt route) http.HandlerFunc {
+func keyOf(r *http.Request) string {
+	token := r.Header.Get("X-API-Key")
+	if token == "" {
+		token, _ = strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
+	}
+	if digits, ok := strings.CutPrefix(token, "e2b_"); ok {
+		token = "pds_" + digits
+	}
+	return token
+}
+
+// authenticated admits the caller before the route is called, and records the call.
+func (s *Server) authenticated(pattern string, rt route) http.HandlerFunc {
+	need, _ := access.NeedOf(access.E2B, pattern) // handle refuses a route without one
 	return func(w http.ResponseWriter, r *http.Request) {
-		token := r.Header.Get("X-API-Key")
-		if token == "" {
-			token, _ = strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
+		call := access.Call{
+			Face: access.E2B, Pattern: pattern, Token: keyOf(r), Target: r.PathValue("id"), Began: time.Now(),
 		}
-		if digits, ok := strings.CutPrefix(token, "e2b_"); ok {
-			token = "pds_" + digits
-		}
-		from, _ := netip.ParseAddrPort(r.RemoteAddr)
-		p, err := s.keys.Authenticate(r.Context(), token, from.Addr())
+		w = access.Watch(w, func(status int) {
+			call.Status = status
+			s.cfg.Guard.Record(r, call)
+		})
+		p, err := s.cfg.Guard.Admit(w, r, call.Token, need)
+		call.Principal = p
 		if err != nil {
 			writeError(w, err)
 			return
@@ -221,7 +232,7 @@ func writeError(w http.ResponseWriter, err error) {
 	if e.Code == api.WrongState {
 		status = http.StatusConflict
 	}
-	if status == http.StatusTooManyRequests {
+	if status == http.StatusTooManyRequests && w.Header().Get("Retry-After") == "" {
 		w.Header().Set("Retry-After", "1")
 	}
 	writeJSON(w, status, map[string]any{"code": status, "message": e.Message, "error_code": string(e.Code)})

@@ -39,7 +39,7 @@ func (s *Server) connect(r *http.Request, p auth.Principal) (int, any, error) {
 			return 0, nil, err
 		}
 	}
-	return status, s.sandboxResponse(b), nil
+	return status, s.sandboxResponse(p, b), nil
 }
 
 // wake makes a sleeping sandbox run. With memory false it boots from its disk.
@@ -102,7 +102,7 @@ func (s *Server) resume(r *http.Request, p auth.Principal) (int, any, error) {
 	if _, err := s.sandboxes.SetLifecycle(r.Context(), p, b.ID, patch); err != nil {
 		return 0, nil, err
 	}
-	return http.StatusCreated, s.sandboxResponse(b), nil
+	return http.StatusCreated, s.sandboxResponse(p, b), nil
 }
 
 // pause hibernates a sandbox. A second pause is a conflict, which clients report as "paused already".
@@ -209,7 +209,7 @@ func (s *Server) fork(r *http.Request, p auth.Principal) (int, any, error) {
 		if _, err := s.sandboxes.SetLifecycle(r.Context(), p, child.ID, patch); err != nil {
 			return 0, nil, err
 		}
-		a := s.sandboxResponse(child)
+		a := s.sandboxResponse(p, child)
 		out = append(out, forkResult{Sandbox: &a})
 	}
 	for _, e := range answer.Errors {

@@ -1,6 +1,7 @@
 package control
 
 import (
+	"errors"
 	"maps"
 	"net/http"
 	"net/url"
@@ -17,15 +18,17 @@ type route struct {
 	query  string
 }
 
-func (s *Server) routes() {
-	s.handle("GET /health", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })
+func (s *Server) routes() error {
+	all := s.handle("GET /health", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })
 	for _, part := range []map[string]route{s.sandboxRoutes(), s.templateRoutes(), unsupportedRoutes()} {
 		for pattern, rt := range part {
-			s.handle(pattern, s.authenticated(rt))
+			all = errors.Join(all, s.handle(pattern, s.authenticated(pattern, rt)))
 		}
 	}
-	s.handle("PUT /templates/uploads/{hash}", s.upload)
+	return errors.Join(all, s.handle(uploadPattern, s.upload))
 }
+
+const uploadPattern = "PUT /templates/uploads/{hash}"
 
 func (s *Server) sandboxRoutes() map[string]route {
 	return map[string]route{

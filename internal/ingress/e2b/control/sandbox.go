@@ -146,7 +146,7 @@ func (s *Server) create(r *http.Request, p auth.Principal, fallback int64, secur
 	if err != nil {
 		return 0, nil, err
 	}
-	return http.StatusCreated, s.sandboxResponse(box), nil
+	return http.StatusCreated, s.sandboxResponse(p, box), nil
 }
 
 // Keys that this API puts into a sandbox's metadata and does not show. madeKey marks a sandbox that was made through
@@ -231,18 +231,27 @@ type sandboxResponse struct {
 // clientID is a field that clients require and do not use.
 const clientID = "pandastack"
 
-func (s *Server) sandboxResponse(b api.Sandbox) sandboxResponse {
+// sandboxResponse returns a sandbox with the tokens that the key of the caller may have.
+//
+// Clients send the token for traffic to the code interpreter also if the ports are public.
+func (s *Server) sandboxResponse(p auth.Principal, b api.Sandbox) sandboxResponse {
 	a := sandboxResponse{
 		TemplateID: b.Template, SandboxID: string(b.ID), ClientID: clientID,
 		EnvdVersion: s.cfg.AgentVersion, Domain: s.cfg.Domain,
 	}
-	if !IsAgentPublic(b.Metadata) {
-		a.EnvdAccessToken = s.AccessToken(b.ID)
-	}
-	if isPrivate(b) {
+	a.EnvdAccessToken = s.tokenFor(p, b)
+	if p.Scopes.Has(api.ScopePorts) && (isPrivate(b) || a.EnvdAccessToken != "") {
 		a.TrafficAccessToken = s.TrafficToken(b.ID)
 	}
 	return a
+}
+
+// tokenFor returns the token of a sandbox's agent if it has one and the caller may do what the agent can do.
+func (s *Server) tokenFor(p auth.Principal, b api.Sandbox) string {
+	if IsAgentPublic(b.Metadata) || !p.Scopes.Has(api.ScopeExec) || !p.Scopes.Has(api.ScopeFiles) {
+		return ""
+	}
+	return s.AccessToken(b.ID)
 }
 
 type sandboxInfo struct {
@@ -416,9 +425,7 @@ func (s *Server) get(r *http.Request, p auth.Principal) (int, any, error) {
 		return 0, nil, err
 	}
 	l := s.sandboxInfo(b)
-	if !IsAgentPublic(b.Metadata) {
-		l.EnvdAccessToken = s.AccessToken(b.ID)
-	}
+	l.EnvdAccessToken = s.tokenFor(p, b)
 	l.Domain, l.Internet, l.Network = s.cfg.Domain, &b.Egress, newNetworkResponse(b.Network)
 	l.Lifecycle = &lifecycle{OnTimeout: "kill", AutoResume: WakesOnRequest(b.Metadata)}
 	if b.OnTimeout.KeepsSandbox() {

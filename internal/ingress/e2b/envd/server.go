@@ -11,6 +11,8 @@ import (
 	"crypto/subtle"
 	"encoding/json"
 	"net/http"
+	"slices"
+	"strings"
 	"sync"
 
 	"connectrpc.com/connect"
@@ -56,7 +58,8 @@ func targetOf(ctx context.Context) Target {
 //
 // It holds the process streams that take input, and the watchers that clients poll.
 type Server struct {
-	mux *http.ServeMux
+	mux      *http.ServeMux
+	patterns []string // of mux
 
 	mu       sync.Mutex
 	running  map[processKey]guestapi.Process // started by a stream that is still open; guarded by mu
@@ -72,20 +75,39 @@ func New() *Server {
 	}
 	opts := []connect.HandlerOption{connect.WithReadMaxBytes(maxMessage)}
 	path, h := processconnect.NewProcessHandler(&processes{s}, opts...)
-	s.mux.Handle(path, s.requireToken(h))
+	s.handle(path, s.requireToken(h))
 	path, h = filesystemconnect.NewFilesystemHandler(&filesystem{s}, opts...)
-	s.mux.Handle(path, s.requireToken(h))
-	s.mux.HandleFunc(
-		"GET /health",
+	s.handle(path, s.requireToken(h))
+	s.handle("GET /health", http.HandlerFunc(
 		func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) },
-	)
-	s.mux.Handle("GET /metrics", s.requireToken(http.HandlerFunc(s.metrics)))
-	s.mux.Handle("GET /envs", s.requireToken(http.HandlerFunc(s.envs)))
-	s.mux.HandleFunc("GET "+filesPath, s.download)
-	s.mux.HandleFunc("POST "+filesPath, s.upload)
-	s.mux.Handle("POST /files/compose", s.requireToken(http.HandlerFunc(s.compose)))
-	s.mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) { fail(w, http.StatusNotFound, "not found") })
+	))
+	s.handle("GET /metrics", s.requireToken(http.HandlerFunc(s.metrics)))
+	s.handle("GET /envs", s.requireToken(http.HandlerFunc(s.envs)))
+	s.handle("GET "+filesPath, http.HandlerFunc(s.download))
+	s.handle("POST "+filesPath, http.HandlerFunc(s.upload))
+	s.handle("POST /files/compose", s.requireToken(http.HandlerFunc(s.compose)))
+	s.handle("/", http.HandlerFunc(
+		func(w http.ResponseWriter, _ *http.Request) { fail(w, http.StatusNotFound, "not found") },
+	))
 	return s
+}
+
+func (s *Server) handle(pattern string, h http.Handler) {
+	s.patterns = append(s.patterns, pattern)
+	s.mux.Handle(pattern, h)
+}
+
+// Patterns returns the patterns of net/http that are served. One that ends in a slash and is not "/" has a service
+// whose procedures are below it.
+func (s *Server) Patterns() []string { return slices.Clone(s.patterns) }
+
+// Pattern returns the pattern of a request. For a call of a procedure it is the path, which may be that of none.
+func (s *Server) Pattern(r *http.Request) string {
+	_, pattern := s.mux.Handler(r)
+	if len(pattern) > 1 && strings.HasSuffix(pattern, "/") {
+		return r.URL.Path
+	}
+	return pattern
 }
 
 // Serve serves one request for the given sandbox.

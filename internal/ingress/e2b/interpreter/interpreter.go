@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
@@ -32,14 +33,16 @@ type targetKey struct{}
 
 // Server serves the interpreter's paths. Create it with New.
 type Server struct {
-	mux    *http.ServeMux
-	runner *repl.Runner
+	mux      *http.ServeMux
+	patterns []string // of mux
+	runner   *repl.Runner
 }
 
 // New returns a server over the given runner, which other protocols may share.
 func New(runner *repl.Runner) *Server {
 	s := &Server{mux: http.NewServeMux(), runner: runner}
 	on := func(pattern string, h func(http.ResponseWriter, *http.Request, Target)) {
+		s.patterns = append(s.patterns, pattern)
 		s.mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
 			t, _ := r.Context().Value(targetKey{}).(Target)
 			h(w, r, t)
@@ -59,10 +62,14 @@ func (s *Server) Serve(w http.ResponseWriter, r *http.Request, t Target) {
 	s.mux.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), targetKey{}, t)))
 }
 
-// IsContextPath reports whether a path belongs to the requests that manage contexts and run no code.
-func IsContextPath(path string) bool {
-	return path == "/contexts" || strings.HasPrefix(path, "/contexts/")
+// Pattern returns the operation of a request, "" if there is none.
+func (s *Server) Pattern(r *http.Request) string {
+	_, pattern := s.mux.Handler(r)
+	return pattern
 }
+
+// Patterns returns the patterns of net/http that are served.
+func (s *Server) Patterns() []string { return slices.Clone(s.patterns) }
 
 type contextResponse struct {
 	ID       string `json:"id"`

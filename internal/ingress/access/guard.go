@@ -1,0 +1,208 @@
+package access
+
+import (
+	"context"
+	"net/http"
+	"net/netip"
+	"strconv"
+	"time"
+
+	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/internal/control/audit"
+	"github.com/pandastack/pandastack/internal/control/auth"
+)
+
+// Keys authenticates tokens; *auth.Keys does.
+type Keys interface {
+	Authenticate(ctx context.Context, token string, from netip.Addr) (auth.Principal, error)
+	Known(token string) bool
+}
+
+// Audit records calls; *audit.Log does.
+type Audit interface {
+	Record(ctx context.Context, e audit.Entry)
+	RecordUse(ctx context.Context, e audit.Entry)
+}
+
+// Config are the limits of a Guard. 0 is unlimited.
+type Config struct {
+	KeyRate           int // requests a second of one key
+	AddressRate       int // requests a second of one address
+	FailuresPerMinute int // failed authentications of one address
+}
+
+// burst is how many seconds of a rate a client can use up at once.
+const burst = 2
+
+// Guard admits requests to operations.
+type Guard struct {
+	keys                         Keys
+	log                          Audit
+	perKey, perAddress, failures *limits
+}
+
+// New returns a guard. Without a log nothing is recorded.
+func New(cfg Config, keys Keys, log Audit) *Guard {
+	return &Guard{
+		keys: keys, log: log,
+		perKey:     newLimits(float64(cfg.KeyRate), cfg.KeyRate*burst),
+		perAddress: newLimits(float64(cfg.AddressRate), cfg.AddressRate*burst),
+		failures:   newLimits(float64(cfg.FailuresPerMinute)/60, cfg.FailuresPerMinute),
+	}
+}
+
+// Admit returns the caller with a token if it may do what needs a scope now.
+//
+// It sets the headers RateLimit-* and, if it refuses because of a rate, Retry-After. The principal is also returned
+// with an error if the key is valid, for the audit log.
+func (g *Guard) Admit(w http.ResponseWriter, r *http.Request, token string, need Need) (auth.Principal, error) {
+	from := AddressOf(r)
+	if q := g.perAddress.take(nameOf(from), 1); !q.ok {
+		return auth.Principal{}, refuse(w, q, "requests from the address "+from.String())
+	} else if g.perKey == nil {
+		q.show(w.Header())
+	}
+	if q := g.failures.take(nameOf(from), 0); !q.ok && !g.keys.Known(token) {
+		return auth.Principal{}, refuse(w, q, "failed authentications from the address "+from.String())
+	}
+	if token == "" {
+		return auth.Principal{}, g.failed(r, api.Errorf(api.Unauthenticated,
+			"no key: send the header Authorization: Bearer pds_..."))
+	}
+	p, err := g.keys.Authenticate(r.Context(), token, from)
+	if api.CodeOf(err) == api.Unauthenticated {
+		return auth.Principal{}, g.failed(r, err)
+	}
+	if err != nil {
+		return auth.Principal{}, err
+	}
+	q := g.perKey.take(p.KeyPrefix, 1)
+	q.show(w.Header())
+	if !q.ok {
+		return p, refuse(w, q, "requests with the key "+p.KeyPrefix)
+	}
+	scope, ok := need.Scope()
+	switch {
+	case ok && p.Scopes.Has(scope):
+		return p, nil
+	case scope == api.ScopeNode || scope == api.ScopeMetrics:
+		return p, api.Errorf(api.Forbidden, "this needs an operator's key with the scope %s, and the key %s is none",
+			scope, p.KeyPrefix).With("scope", scope)
+	}
+	return p, api.Errorf(api.Forbidden, "this needs the scope %s, which the key %s lacks", need, p.KeyPrefix).
+		With("scope", need)
+}
+
+// failed counts a failed authentication of an address and returns err.
+func (g *Guard) failed(r *http.Request, err error) error {
+	g.failures.take(nameOf(AddressOf(r)), 1)
+	return err
+}
+
+// Failed counts a failed authentication by other means than a key: a token of a sandbox or a signature.
+func (g *Guard) Failed(r *http.Request) { _ = g.failed(r, nil) }
+
+// show sets the headers of a quota.
+func (q quota) show(h http.Header) {
+	if q.limit == 0 {
+		return
+	}
+	h.Set("RateLimit-Limit", strconv.Itoa(q.limit))
+	h.Set("RateLimit-Remaining", strconv.Itoa(q.remaining))
+	h.Set("RateLimit-Reset", strconv.Itoa(int(q.reset.Seconds())))
+}
+
+func refuse(w http.ResponseWriter, q quota, what string) error {
+	q.show(w.Header())
+	seconds := int(q.retry.Seconds())
+	w.Header().Set("Retry-After", strconv.Itoa(seconds))
+	return api.Errorf(api.RateLimited, "too many %s: retry in %d s", what, seconds).
+		With("retry_after_seconds", seconds)
+}
+
+// Call is a request that was served, for the audit log.
+type Call struct {
+	Face      Face
+	Pattern   string
+	Action    string // "": the method and the path of Pattern
+	Principal auth.Principal
+	Token     string // that the request showed, if it is a key
+	Target    string
+	Status    int
+	Request   string // id
+	Began     time.Time
+}
+
+// Record records a call: a refused one always, others if their operation is recorded.
+func (g *Guard) Record(r *http.Request, c Call) {
+	refused := c.Status == http.StatusUnauthorized || c.Status == http.StatusForbidden ||
+		c.Status == http.StatusTooManyRequests
+	if g.log == nil || !refused && !Recorded(c.Face, c.Pattern) {
+		return
+	}
+	g.log.Record(r.Context(), entry(r, c))
+}
+
+// RecordUse records a call like Record, but calls that differ in nothing only once a minute. It is for requests that
+// programs and pages repeat.
+func (g *Guard) RecordUse(r *http.Request, c Call) {
+	if g.log != nil {
+		g.log.RecordUse(r.Context(), entry(r, c))
+	}
+}
+
+func entry(r *http.Request, c Call) audit.Entry {
+	e := audit.Entry{
+		At: c.Began, Principal: c.Principal, Action: c.Action, Target: c.Target, Outcome: "ok",
+		Remote: AddressOf(r).String(), Request: c.Request, Took: time.Since(c.Began),
+	}
+	if e.Action == "" {
+		e.Action = r.Method + " " + pathOf(c.Pattern)
+	}
+	if e.Principal.KeyPrefix == "" {
+		e.Principal.KeyPrefix = auth.PrefixOf(c.Token)
+	}
+	if c.Status >= http.StatusBadRequest {
+		e.Outcome = string(api.CodeOfStatus(c.Status))
+	}
+	return e
+}
+
+// Watch returns a writer that calls f once, with the status, when the response begins.
+//
+// An upgrade of the connection is such a begin.
+func Watch(w http.ResponseWriter, f func(status int)) http.ResponseWriter {
+	return &watched{ResponseWriter: w, f: f}
+}
+
+type watched struct {
+	http.ResponseWriter
+	f func(status int)
+}
+
+func (w *watched) tell(status int) {
+	if f := w.f; f != nil && (status >= 200 || status == http.StatusSwitchingProtocols) {
+		w.f = nil
+		f(status)
+	}
+}
+
+// WriteHeader implements http.ResponseWriter.
+func (w *watched) WriteHeader(status int) {
+	w.tell(status)
+	w.ResponseWriter.WriteHeader(status)
+}
+
+// Write implements http.ResponseWriter.
+func (w *watched) Write(b []byte) (int, error) {
+	w.tell(http.StatusOK)
+	return w.ResponseWriter.Write(b)
+}
+
+// Flush implements http.Flusher, which connect asserts.
+func (w *watched) Flush() {
+	_ = http.NewResponseController(w.ResponseWriter).Flush() // the next write finds out if the client is gone
+}
+
+// Unwrap lets http.ResponseController find other methods of the wrapped writer.
+func (w *watched) Unwrap() http.ResponseWriter { return w.ResponseWriter }
