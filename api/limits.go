@@ -3,7 +3,7 @@ package api
 // MaxLimit is the largest number in Limits.
 const MaxLimit = 1_000_000
 
-// Limits bound the I/O of a sandbox per second.
+// Limits bound the I/O of a sandbox per second, and its connections.
 //
 // A limit that is absent or 0 is the server's, if the server has one. No limit may be wider than the server's.
 type Limits struct {
@@ -11,6 +11,8 @@ type Limits struct {
 	DiskOps        int `json:"disk_ops,omitempty" doc:"Reads and writes of each disk per second."`
 	NetworkInMbit  int `json:"network_in_mbit,omitempty" doc:"Mbit per second to the sandbox."`
 	NetworkOutMbit int `json:"network_out_mbit,omitempty" doc:"Mbit per second from the sandbox."`
+	Connections    int `json:"connections,omitempty" doc:"Connections that the sandbox opened, at once."`
+	NewConnections int `json:"new_connections,omitempty" doc:"Connections that the sandbox opens per second."`
 }
 
 // IsZero reports whether no limit is set.
@@ -29,6 +31,8 @@ func (l *Limits) validate() error {
 		{"disk_ops", l.DiskOps},
 		{"network_in_mbit", l.NetworkInMbit},
 		{"network_out_mbit", l.NetworkOutMbit},
+		{"connections", l.Connections},
+		{"new_connections", l.NewConnections},
 	} {
 		if f.value < 0 || f.value > MaxLimit {
 			return invalid("limits."+f.name, "%d is out of range: use up to %d, or leave it out", f.value, MaxLimit)

@@ -93,7 +93,8 @@ func writeFields(form *multipart.Writer, req api.BuildRequest) error {
 	}
 	if limits != nil {
 		for name, n := range map[string]int{"disk_mib": limits.DiskMiB, "disk_ops": limits.DiskOps,
-			"network_in_mbit": limits.NetworkInMbit, "network_out_mbit": limits.NetworkOutMbit} {
+			"network_in_mbit": limits.NetworkInMbit, "network_out_mbit": limits.NetworkOutMbit,
+			"connections": limits.Connections, "new_connections": limits.NewConnections} {
 			if err := form.WriteField("limits."+name, strconv.Itoa(n)); err != nil {
 				return err
 			}

@@ -23,6 +23,10 @@ func (l *limitFlags) register(f *pflag.FlagSet) {
 	f.IntVar(&l.NetworkInMbit, "network-limit-in", 0, "Mbit per second to the sandbox (default: the server's limit)")
 	f.IntVar(&l.NetworkOutMbit, "network-limit-out", 0, "Mbit per second from the sandbox (default: the server's "+
 		"limit)")
+	f.IntVar(&l.Connections, "connection-limit", 0, "connections that the sandbox opened, at once (default: the "+
+		"server's limit)")
+	f.IntVar(&l.NewConnections, "new-connection-limit", 0, "connections that the sandbox opens per second (default: "+
+		"the server's limit)")
 }
 
 // limits returns the limits that were given, or nil if there are none.
@@ -45,6 +49,7 @@ func bounds(l *api.Limits) string {
 	}{
 		{l.DiskMiB, "disk %d MiB/s"}, {l.DiskOps, "disk %d/s"},
 		{l.NetworkInMbit, "network in %d Mbit/s"}, {l.NetworkOutMbit, "network out %d Mbit/s"},
+		{l.Connections, "%d connections"}, {l.NewConnections, "%d new connections/s"},
 	} {
 		if f.n != 0 {
 			all = append(all, fmt.Sprintf(f.text, f.n))

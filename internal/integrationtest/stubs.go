@@ -43,6 +43,7 @@ func (slot) Info() machine.SlotInfo {
 }
 func (slot) SetEgress(context.Context, hostapi.Egress) error { return nil }
 func (slot) SetRates(context.Context, int64, int64) error    { return nil }
+func (slot) SetConnections(context.Context, int, int) error  { return nil }
 func (slot) Release(context.Context) error                   { return nil }
 
 // Cgroups implements machine.Cgroups without limits.

@@ -92,6 +92,10 @@ func (s slot) SetEgress(ctx context.Context, policy hostapi.Egress) error {
 
 func (s slot) SetRates(_ context.Context, in, out int64) error { return s.s.SetRates(in, out) }
 
+func (s slot) SetConnections(_ context.Context, open, perSecond int) error {
+	return s.s.SetConnections(open, perSecond)
+}
+
 // Release returns the slot to the pool. A slot whose tap is still open belongs to the pool, too, which recreates it
 // once the tap is closed; Release returns nil then.
 func (s slot) Release(ctx context.Context) error {

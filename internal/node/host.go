@@ -106,6 +106,9 @@ func (n *node) network(ctx context.Context) (*netslot.Pool, error) {
 		Logger:    n.Log,
 		In:        machine.LineBytes(n.Config.Limits.NetworkIn),
 		Out:       machine.LineBytes(n.Config.Limits.NetworkOut),
+
+		Connections:    n.Config.Limits.Connections,
+		NewConnections: n.Config.Limits.NewConnections,
 	}
 	if c.LogEgress {
 		set.Decided = n.logEgress
@@ -291,6 +294,8 @@ func (n *node) limits() hostapi.Limits {
 		DiskOps:        l.DiskIOPS,
 		NetworkInMbit:  l.NetworkIn,
 		NetworkOutMbit: l.NetworkOut,
+		Connections:    l.Connections,
+		NewConnections: l.NewConnections,
 	}
 }
 

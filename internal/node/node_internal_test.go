@@ -358,13 +358,16 @@ func TestLimits(t *testing.T) {
 		"PANDASTACK_LIMITS_DISK_IOPS=700",
 		"PANDASTACK_LIMITS_NETWORK_IN_MBIT=80",
 	)
-	if got := n.limits(); got != (hostapi.Limits{DiskMiB: 50, DiskOps: 700, NetworkInMbit: 80}) {
-		t.Errorf("limits() = %+v, want 50 MiB/s, 700 operations a second and 80 Mbit/s in", got)
+	defaults := hostapi.Limits{Connections: 4096, NewConnections: 200}
+	want := defaults
+	want.DiskMiB, want.DiskOps, want.NetworkInMbit = 50, 700, 80
+	if got := n.limits(); got != want {
+		t.Errorf("limits() = %+v, want %+v", got, want)
 	}
 	if got := machine.LineBytes(n.limits().NetworkInMbit); got != 10_000_000 {
 		t.Errorf("network limit = %d bytes a second, want 10000000", got)
 	}
-	if got := newNode(t).limits(); got != (hostapi.Limits{}) {
-		t.Errorf("limits() without settings = %+v, want none", got)
+	if got := newNode(t).limits(); got != defaults {
+		t.Errorf("limits() without settings = %+v, want %+v", got, defaults)
 	}
 }

@@ -463,6 +463,10 @@ func (s slot) SetEgress(ctx context.Context, policy hostapi.Egress) error {
 	return s.s.SetPolicy(ctx, egress.Policy(policy))
 }
 func (s slot) SetRates(_ context.Context, in, out int64) error { return s.s.SetRates(in, out) }
+
+func (s slot) SetConnections(_ context.Context, open, perSecond int) error {
+	return s.s.SetConnections(open, perSecond)
+}
 func (s slot) Release(ctx context.Context) error               { return s.pool.Release(ctx, s.s) }
 
 type groups struct{ cells *jail.Manager }

@@ -2,12 +2,16 @@ package hostapi
 
 import "fmt"
 
-// Limits are limits of a machine's disk and network traffic per second; 0 is the host's limit, if any.
+// Limits are limits of a machine's disk and network traffic per second, and of its connections.
+//
+// 0 is the host's limit, if any.
 type Limits struct {
 	DiskMiB        int `json:"disk_mib,omitempty"` // read from and written to each disk
 	DiskOps        int `json:"disk_ops,omitempty"` // reads and writes of each disk
 	NetworkInMbit  int `json:"network_in_mbit,omitempty"`
 	NetworkOutMbit int `json:"network_out_mbit,omitempty"`
+	Connections    int `json:"connections,omitempty"` // that the guest opened, at once
+	NewConnections int `json:"new_connections,omitempty"`
 }
 
 // boundPair is one limit of two Limits, with its name in requests.
@@ -19,11 +23,9 @@ type boundPair struct {
 func (l *Limits) pairs(o *Limits) []boundPair {
 	return []boundPair{
 		{"disk_mib", &l.DiskMiB, &o.DiskMiB}, {"disk_ops", &l.DiskOps, &o.DiskOps},
-		{
-			"network_in_mbit",
-			&l.NetworkInMbit,
-			&o.NetworkInMbit,
-		}, {"network_out_mbit", &l.NetworkOutMbit, &o.NetworkOutMbit},
+		{"network_in_mbit", &l.NetworkInMbit, &o.NetworkInMbit},
+		{"network_out_mbit", &l.NetworkOutMbit, &o.NetworkOutMbit},
+		{"connections", &l.Connections, &o.Connections}, {"new_connections", &l.NewConnections, &o.NewConnections},
 	}
 }
 

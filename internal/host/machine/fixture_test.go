@@ -344,6 +344,7 @@ type network struct {
 	rules map[int]hostapi.Egress
 	mute  map[int]bool     // adopted, and no policy set since
 	rates map[int][2]int64 // in, out; a slot without has the host's
+	conns map[int][2]int   // at once, per second; a slot without has the host's
 	fail  error            // of the next policy set
 }
 
@@ -354,6 +355,7 @@ func newNetwork() *network {
 		rules: map[int]hostapi.Egress{},
 		mute:  map[int]bool{},
 		rates: map[int][2]int64{},
+		conns: map[int][2]int{},
 	}
 }
 
@@ -380,6 +382,7 @@ func (n *network) Acquire(_ context.Context, owner string) (machine.Slot, error)
 			delete(n.rules, i)
 			delete(n.mute, i)
 			delete(n.rates, i)
+			delete(n.conns, i)
 			return &slot{n, i}, nil
 		}
 	}
@@ -393,6 +396,7 @@ func (n *network) Adopt(_ context.Context, owner string, index int) (machine.Slo
 	}
 	delete(n.found, index)
 	delete(n.rates, index)
+	delete(n.conns, index)
 	n.taken[index], n.mute[index] = owner, true
 	return &slot{n, index}, nil
 }
@@ -464,6 +468,25 @@ func (p *slot) SetRates(_ context.Context, in, out int64) error {
 	defer p.net.mu.Unlock()
 	p.net.rates[p.index] = [2]int64{in, out}
 	return nil
+}
+
+func (p *slot) SetConnections(_ context.Context, open, perSecond int) error {
+	p.net.mu.Lock()
+	defer p.net.mu.Unlock()
+	p.net.conns[p.index] = [2]int{open, perSecond}
+	return nil
+}
+
+// connsOf returns the limits of the connections of owner's slot.
+func (n *network) connsOf(owner string) [2]int {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for i, o := range n.taken {
+		if o == owner {
+			return n.conns[i]
+		}
+	}
+	return [2]int{-1, -1}
 }
 
 // ratesOf returns the rates of owner's slot.

@@ -33,6 +33,9 @@ type Slot interface {
 	// SetRates limits the traffic to and from the guest, in bytes per second; 0, or more than the host's limit, is
 	// the host's limit. A slot that was just acquired or adopted has the host's.
 	SetRates(ctx context.Context, in, out int64) error
+	// SetConnections limits the connections that the guest opens: those at once, and those per second; 0 and more than
+	// the host's limits as for SetRates.
+	SetConnections(ctx context.Context, open, perSecond int) error
 	Release(ctx context.Context) error // gives the slot back, with everything allowed again
 }
 

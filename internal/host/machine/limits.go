@@ -30,11 +30,15 @@ func (m *Manager) checkLimits(l hostapi.Limits) error {
 // applyNetworkRates applies a machine's own network limits to its slot, which has the host's.
 func (m *Manager) applyNetworkRates(ctx context.Context, mc *machine) error {
 	l := mc.rec.Limits
-	if l.NetworkInMbit == 0 && l.NetworkOutMbit == 0 {
-		return nil
+	if l.NetworkInMbit != 0 || l.NetworkOutMbit != 0 {
+		if err := mc.slot.SetRates(ctx, LineBytes(l.NetworkInMbit), LineBytes(l.NetworkOutMbit)); err != nil {
+			return fmt.Errorf("limit the network rate: %w", err)
+		}
 	}
-	if err := mc.slot.SetRates(ctx, LineBytes(l.NetworkInMbit), LineBytes(l.NetworkOutMbit)); err != nil {
-		return fmt.Errorf("limit the network rate: %w", err)
+	if l.Connections != 0 || l.NewConnections != 0 {
+		if err := mc.slot.SetConnections(ctx, l.Connections, l.NewConnections); err != nil {
+			return fmt.Errorf("limit the connections: %w", err)
+		}
 	}
 	return nil
 }

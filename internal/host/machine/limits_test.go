@@ -79,7 +79,7 @@ func TestOwnLimits(t *testing.T) {
 	w := newFixture(t)
 	w.limits = hostapi.Limits{DiskMiB: 10, DiskOps: 100, NetworkInMbit: 80}
 	w.restart(nil)
-	own := hostapi.Limits{DiskMiB: 2, NetworkInMbit: 8, NetworkOutMbit: 16}
+	own := hostapi.Limits{DiskMiB: 2, NetworkInMbit: 8, NetworkOutMbit: 16, Connections: 30, NewConnections: 4}
 	check := func(id string, rate vmm.Rate, in, out int64) {
 		t.Helper()
 		got, err := w.mgr.Get(hostapi.MachineID(id))
@@ -93,6 +93,9 @@ func TestOwnLimits(t *testing.T) {
 		}
 		if got := w.network.ratesOf(id); got != [2]int64{in, out} {
 			t.Errorf("network rates of machine %s = %v, want %d and %d", id, got, in, out)
+		}
+		if got := w.network.connsOf(id); got != [2]int{30, 4} {
+			t.Errorf("connections of machine %s = %v, want 30 and 4", id, got)
 		}
 	}
 	req := machine.CreateRequest{ID: "a", Template: "base", Persistent: true, Limits: own}
@@ -123,11 +126,13 @@ func TestOwnLimits(t *testing.T) {
 // TestWideLimits checks that limits above the host's, or invalid ones, are refused before anything is made.
 func TestWideLimits(t *testing.T) {
 	w := newFixture(t)
-	w.limits = hostapi.Limits{DiskMiB: 10, DiskOps: 100, NetworkInMbit: 80, NetworkOutMbit: 80}
+	w.limits = hostapi.Limits{DiskMiB: 10, DiskOps: 100, NetworkInMbit: 80, NetworkOutMbit: 80, Connections: 50,
+		NewConnections: 5}
 	w.restart(nil)
 	for field, l := range map[string]hostapi.Limits{
 		"disk_mib": {DiskMiB: 11}, "disk_ops": {DiskOps: 101},
 		"network_in_mbit": {NetworkInMbit: 81}, "network_out_mbit": {NetworkOutMbit: -1},
+		"connections": {Connections: 51}, "new_connections": {NewConnections: 6},
 	} {
 		_, err := w.mgr.Create(t.Context(), machine.CreateRequest{ID: "a", Template: "base", Limits: l}, base, "")
 		which, ok := errors.AsType[*hostapi.LimitError](err)

@@ -117,6 +117,8 @@ func (r Recipe) check() error {
 	c.between(r.Limits.DiskOps, 0, maxLimit, "limits.disk_ops")
 	c.between(r.Limits.NetworkInMbit, 0, maxLimit, "limits.network_in_mbit")
 	c.between(r.Limits.NetworkOutMbit, 0, maxLimit, "limits.network_out_mbit")
+	c.between(r.Limits.Connections, 0, maxLimit, "limits.connections")
+	c.between(r.Limits.NewConnections, 0, maxLimit, "limits.new_connections")
 	r.checkDisks(&c)
 	r.Distribution.check(&c)
 	c.require(

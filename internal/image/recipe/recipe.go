@@ -53,12 +53,14 @@ type Recipe struct {
 	Files map[string][]byte `yaml:"-"`
 }
 
-// Limits limit the I/O of a sandbox per second; 0 is the node's limit.
+// Limits limit the I/O of a sandbox per second, and its connections; 0 is the node's limit.
 type Limits struct {
 	DiskMiB        int `yaml:"disk_mib"` // of each disk
 	DiskOps        int `yaml:"disk_ops"` // of each disk
 	NetworkInMbit  int `yaml:"network_in_mbit"`
 	NetworkOutMbit int `yaml:"network_out_mbit"`
+	Connections    int `yaml:"connections"` // at once
+	NewConnections int `yaml:"new_connections"`
 }
 
 // CheckFile is the name of the script beside a recipe that tests the template inside a guest.

@@ -121,6 +121,8 @@ type Limits struct {
 	DiskIOPS         int `yaml:"disk_iops" was:"limits.disk_ops" default:"0"`
 	NetworkIn        int `yaml:"network_in_mbit" default:"0"`
 	NetworkOut       int `yaml:"network_out_mbit" default:"0"`
+	Connections      int `yaml:"connections" default:"4096"`
+	NewConnections   int `yaml:"new_connections_per_s" default:"200"`
 }
 
 // Sandbox holds the defaults of a new sandbox.

@@ -91,6 +91,10 @@ var settingDocs = map[string]string{
 		"unlimited.",
 	"limits.network_in_mbit":  "Mbit a second that a sandbox may receive; 0 is unlimited.",
 	"limits.network_out_mbit": "Mbit a second that a sandbox may send; 0 is unlimited.",
+	"limits.connections": "Connections that a sandbox may have opened at once; 0 is unlimited. The kernel drops what " +
+		"goes beyond.",
+	"limits.new_connections_per_s": "Connections that a sandbox may open a second, after a burst of five times as " +
+		"many; 0 is unlimited.",
 
 	"sandbox.template": "Template of a sandbox whose create request names none.",
 	"sandbox.ttl": "Time without use after which a sandbox is deleted, if its create request sets no ttl; " +

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pandastack/pandastack/internal/lib/cleanup"
+	"github.com/pandastack/pandastack/internal/os/nft"
 )
 
 // linkName returns the name of the host's end of a slot, which is also that of its namespace.
@@ -107,8 +108,11 @@ func (p *Pool) provision(ctx context.Context, s *Slot, hostIP, guestIP netip.Add
 		return err
 	}
 	err = s.withKernel(func(k *kernel) error {
-		return k.rules.Replace(slotRules(p.closed, hostIP, guestIP, openRules(), learned{}, p.cfg.Decided != nil))
+		return k.rules.Replace(p.slotRules(hostIP, guestIP))
 	})
+	if errors.Is(err, unix.ENOENT) {
+		err = fmt.Errorf("%w; the kernel needs nft_limit and nft_connlimit", err)
+	}
 	if err != nil {
 		return err
 	}
@@ -297,18 +301,23 @@ func (p *Pool) reset(s *Slot) func(*kernel) error {
 	return func(k *kernel) error {
 		if s.adopted {
 			hostIP, _ := slotAddresses(p.cfg.Range, s.Index)
-			rules := slotRules(p.closed, hostIP, s.GuestIP, openRules(), learned{}, p.cfg.Decided != nil)
-			if err := k.rules.Replace(rules); err != nil {
+			if err := k.rules.Replace(p.slotRules(hostIP, s.GuestIP)); err != nil {
 				return err
 			}
 		} else {
 			sets, chains := policyRules(openRules(), learned{})
+			chains = append(chains, flowChain(p.connections()))
 			if err := k.rules.Update(slotTable, sets, chains); err != nil {
 				return err
 			}
 		}
 		return k.flows.forgetAll()
 	}
+}
+
+// slotRules returns the table of a new slot.
+func (p *Pool) slotRules(hostIP, guestIP netip.Addr) nft.Table {
+	return slotRules(p.closed, hostIP, guestIP, openRules(), learned{}, p.connections(), p.cfg.Decided != nil)
 }
 
 // openNamespace opens the namespace of a slot by its name.

@@ -43,7 +43,10 @@ type Config struct {
 	Resolvers []netip.AddrPort
 	// In and Out limit the traffic to and from the guest of each slot, in bytes a second; 0: no limit.
 	In, Out int64
-	Logger  *slog.Logger // nil: silent
+	// Connections and NewConnections limit the connections of the guest of each slot: those at once, and those it opens
+	// a second, after a burst of five times as many; 0: no limit.
+	Connections, NewConnections int
+	Logger                      *slog.Logger // nil: silent
 	// Decided is called with each decision of the slots' policies on names and connections. It must not block. May be
 	// nil.
 	Decided func(owner string, index int, d egress.Decision)
@@ -82,6 +85,10 @@ func (c Config) complete() (Config, error) {
 		if rate != 0 && rate < minRate {
 			all = errors.Join(all, fmt.Errorf("rate %d is below the minimum of %d bytes a second", rate, minRate))
 		}
+	}
+	if c.Connections < 0 || c.NewConnections < 0 || max(c.Connections, c.NewConnections) > maxFlows {
+		all = errors.Join(all, fmt.Errorf("connections %d and new connections %d must be from 0 to %d",
+			c.Connections, c.NewConnections, maxFlows))
 	}
 	for _, p := range c.Allow {
 		if !p.Addr().Is4() {

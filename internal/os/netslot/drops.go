@@ -107,8 +107,14 @@ func (s *Slot) droppedPackets() (n uint64, err error) {
 		return 0, ErrReleased
 	}
 	err = s.withKernel(func(k *kernel) error {
-		n, err = k.rules.Counted(slotTable, chainRefuse)
-		return err
+		for _, chain := range []string{chainRefuse, chainExcess} {
+			more, err := k.rules.Counted(slotTable, chain)
+			if err != nil {
+				return err
+			}
+			n += more
+		}
+		return nil
 	})
 	return n, err
 }

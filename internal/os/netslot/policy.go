@@ -141,7 +141,7 @@ func (s *Slot) startProxy(ctx context.Context) error {
 	owner := strconv.Itoa(s.Index)
 	s.proxy = egress.ServeProxy(ctx, l, egress.ProxyConfig{
 		Guard: s.enforcer, Original: originalDest, Dial: s.dialOut,
-		Conns: s.pool.shares.conns.Open(owner), Dials: s.pool.shares.dials.Open(owner),
+		Conns: s.pool.shares.conns.Open(owner), Dials: s.pool.shares.dials.Open(owner), Rate: s.dialRate,
 	})
 	return nil
 }

@@ -171,6 +171,11 @@ func (p *Pool) Adopt(ctx context.Context, owner string, index int) (*Slot, error
 	}
 	err := s.inside(func() error { return p.rates().set(false) }) // the earlier process may have set others
 	if err == nil {
+		err = s.withKernel(func(k *kernel) error {
+			return k.rules.Update(slotTable, nil, flowChains(p.connections(), p.cfg.Decided != nil))
+		})
+	}
+	if err == nil {
 		err = s.resume(ctx)
 	}
 	if err != nil {

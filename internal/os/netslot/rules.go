@@ -12,6 +12,7 @@ import (
 // Priorities of the hooks, from linux/netfilter_ipv4.h.
 const (
 	priorityRaw    = -300
+	priorityMangle = -150
 	priorityDNAT   = -100
 	priorityFilter = 0
 	prioritySNAT   = 100
@@ -52,6 +53,9 @@ const (
 	chainNames   = "names"
 	chainPeek    = "peek"
 	chainRefuse  = "refuse"
+	chainLimits  = "limits"
+	chainFlows   = "flows"
+	chainExcess  = "excess"
 	setAllow     = "allow"
 	setDeny      = "deny"
 	setLearned   = "learned"
@@ -119,14 +123,10 @@ func slotRules(
 	hostIP, guestIP netip.Addr,
 	rules *egress.Rules,
 	known learned,
+	most connections,
 	logged bool,
 ) nft.Table {
-	log := func(of ...nft.Term) []nft.Rule { // if a reader exists: log the destinations of some packets a second
-		if !logged {
-			return nil
-		}
-		return []nft.Rule{append(of, nft.AtMost(logsPerSecond), nft.ToLog(logGroup))}
-	}
+	log := func(of ...nft.Term) []nft.Rule { return logRules(logged, of...) }
 	tap, veth := nft.InIface(tapName), nft.InIface(innerName)
 	toTap, toVeth := nft.OutIface(tapName), nft.OutIface(innerName)
 	one := func(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, 32) }
@@ -135,6 +135,7 @@ func slotRules(
 		return &nft.Base{Type: kind, Hook: hook, Priority: priority, Drop: drop}
 	}
 	sets, chains := policyRules(rules, known)
+	chains = append(chains, flowChains(most, logged)...)
 	return nft.Table{Name: slotTable,
 		Sets: append([]nft.Set{{Name: setClosed, Prefixes: closed}}, sets...),
 		Chains: append([]nft.Chain{
@@ -145,8 +146,12 @@ func slotRules(
 					{nft.IPv6(), nft.Drop()},
 					{tap, nft.EtherSourceNot(guestMAC), nft.Drop()},
 					{tap, nft.SourceNot(guest), nft.Drop()},
+					{tap, nft.Dest(one(gateway)), nft.UDP(dnsPort), nft.NoTrack()}, // the resolver has own limits
 				}...),
 			},
+			{Name: "replies", Base: base("filter", "output", priorityRaw, false), Rules: []nft.Rule{
+				{toTap, nft.Source(one(gateway)), nft.UDPFrom(dnsPort), nft.NoTrack()},
+			}},
 			{Name: "input", Base: base("filter", "input", priorityFilter, true), Rules: append([]nft.Rule{
 				{tap, nft.Dest(one(gateway)), nft.Jump(chainNames)},
 				{veth, nft.Tracked(nft.Established | nft.Related), nft.Reply(), nft.Accept()}, // to the proxy
@@ -174,6 +179,41 @@ func slotRules(
 				{nft.Reject()},
 			}...)},
 		}, chains...)}
+}
+
+// logRules returns the rule that logs the destinations of some packets a second, if they are logged.
+func logRules(logged bool, of ...nft.Term) []nft.Rule {
+	if !logged {
+		return nil
+	}
+	return []nft.Rule{append(of, nft.AtMost(logsPerSecond), nft.ToLog(logGroup))}
+}
+
+// flowChains returns the chains that limit the connections which the guest opens. They see the first packets of
+// connections after they were looked up, and before they are tracked: a packet that they drop leaves nothing behind.
+func flowChains(most connections, logged bool) []nft.Chain {
+	excess := append([]nft.Rule{{nft.Count()}}, logRules(logged)...)
+	return []nft.Chain{
+		{
+			Name:  chainLimits,
+			Base:  &nft.Base{Type: "filter", Hook: "prerouting", Priority: priorityMangle},
+			Rules: []nft.Rule{{nft.InIface(tapName), nft.Tracked(nft.New), nft.Jump(chainFlows)}},
+		},
+		{Name: chainExcess, Rules: append(excess, nft.Rule{nft.Drop()})},
+		flowChain(most),
+	}
+}
+
+// flowChain returns the chain with the limits. The rate comes first: counting is more work.
+func flowChain(most connections) nft.Chain {
+	c := nft.Chain{Name: chainFlows}
+	if n := uint32(most.perSecond); n > 0 {
+		c.Rules = append(c.Rules, nft.Rule{nft.Over(n, n*burstSeconds), nft.Jump(chainExcess)})
+	}
+	if n := uint32(most.open); n > 0 {
+		c.Rules = append(c.Rules, nft.Rule{nft.ConnectionsOver(n), nft.Jump(chainExcess)})
+	}
+	return c
 }
 
 // learned are addresses that are open by their names, and for how long.

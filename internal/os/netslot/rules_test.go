@@ -59,7 +59,8 @@ func TestRulesPrinted(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		golden(t, "slot-"+name+".nft", slotRules(shut, host, guest, rules, learned{}, name == "shut").String())
+		table := slotRules(shut, host, guest, rules, learned{}, connections{4096, 200}, name == "shut")
+		golden(t, "slot-"+name+".nft", table.String())
 	}
 }
 

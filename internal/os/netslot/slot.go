@@ -8,6 +8,8 @@ import (
 	"os"
 	"sync"
 
+	"golang.org/x/time/rate"
+
 	"github.com/pandastack/pandastack/internal/os/egress"
 )
 
@@ -37,6 +39,7 @@ type Slot struct {
 	enforcer *egress.Enforcer  // decides for the resolver and the proxy; nil before the first policy
 	rules    *egress.Rules     // the rules of the enforcer; nil with it
 	proxy    *egress.Proxy     // nil while the policy contains no names
+	dialRate *rate.Limiter     // of new connections through the proxy
 	released bool              // released to the pool: the network slot may belong to another owner
 	// bounded means that the slot had rates of its own.
 	bounded bool
@@ -45,7 +48,8 @@ type Slot struct {
 func (p *Pool) newSlot(index int) *Slot {
 	_, guest := slotAddresses(p.cfg.Range, index)
 	return &Slot{Index: index, GuestIP: guest, Address: guestAddress, Gateway: gateway, DNS: gateway,
-		MAC: append(net.HardwareAddr(nil), guestMAC...), MTU: p.mtu, TapName: tapName, pool: p}
+		MAC: append(net.HardwareAddr(nil), guestMAC...), MTU: p.mtu, TapName: tapName, pool: p,
+		dialRate: p.connections().limiter()}
 }
 
 // inside runs do on a thread in the slot's namespace.

@@ -135,18 +135,21 @@ func DestIn(set string) Term {
 	return Term{"ip daddr @" + set, append(exprs, &expr.Lookup{SourceRegister: reg, SetName: set})}
 }
 
-func destPort(word string, proto byte, port uint16) Term {
-	return Term{fmt.Sprintf("%s dport %d", word, port), []expr.Any{
+func port(word, end string, proto byte, offset uint32, port uint16) Term {
+	return Term{fmt.Sprintf("%s %s %d", word, end, port), []expr.Any{
 		meta(expr.MetaKeyL4PROTO), cmp(expr.CmpOpEq, []byte{proto}),
-		payload(expr.PayloadBaseTransportHeader, portDest, 2), cmp(expr.CmpOpEq, binaryutil.BigEndian.PutUint16(port)),
+		payload(expr.PayloadBaseTransportHeader, offset, 2), cmp(expr.CmpOpEq, binaryutil.BigEndian.PutUint16(port)),
 	}}
 }
 
 // TCP matches TCP segments to a port.
-func TCP(port uint16) Term { return destPort("tcp", unix.IPPROTO_TCP, port) }
+func TCP(to uint16) Term { return port("tcp", "dport", unix.IPPROTO_TCP, portDest, to) }
 
 // UDP matches UDP datagrams to a port.
-func UDP(port uint16) Term { return destPort("udp", unix.IPPROTO_UDP, port) }
+func UDP(to uint16) Term { return port("udp", "dport", unix.IPPROTO_UDP, portDest, to) }
+
+// UDPFrom matches UDP datagrams from a port.
+func UDPFrom(from uint16) Term { return port("udp", "sport", unix.IPPROTO_UDP, 0, from) }
 
 // Protocol matches packets of "tcp", "udp" or "icmp".
 func Protocol(name string) Term {
@@ -251,6 +254,30 @@ func AtMost(perSecond uint32) Term {
 			Burst: 2 * perSecond,
 		}}}
 }
+
+// Over continues the rule for the packets beyond so many a second, after a burst.
+func Over(perSecond, burst uint32) Term {
+	return Term{fmt.Sprintf("limit rate over %d/second burst %d packets", perSecond, burst), []expr.Any{
+		&expr.Limit{
+			Type:  expr.LimitTypePkts,
+			Rate:  uint64(perSecond),
+			Over:  true,
+			Unit:  expr.LimitTimeSecond,
+			Burst: burst,
+		}}}
+}
+
+// ConnectionsOver matches packets of connections beyond so many that reached this term and exist.
+//
+// The kernel does not count TCP connections that have ended, although it tracks them for two minutes more.
+func ConnectionsOver(n uint32) Term {
+	return Term{fmt.Sprintf("ct count over %d", n), []expr.Any{
+		&expr.Connlimit{Count: n, Flags: expr.NFT_CONNLIMIT_F_INV},
+	}}
+}
+
+// NoTrack exempts the packet from connection tracking, before which the rule must run.
+func NoTrack() Term { return Term{"notrack", []expr.Any{&expr.Notrack{}}} }
 
 // ToLog sends the beginning of the packet to a log group. The packet continues.
 func ToLog(group uint16) Term {

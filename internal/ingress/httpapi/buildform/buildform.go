@@ -258,6 +258,8 @@ func (b *Build) setLimit(field, name, value string) error {
 		"disk_ops":         &l.DiskOps,
 		"network_in_mbit":  &l.NetworkInMbit,
 		"network_out_mbit": &l.NetworkOutMbit,
+		"connections":      &l.Connections,
+		"new_connections":  &l.NewConnections,
 	}[field]
 	if at == nil {
 		return api.Errorf(api.Invalid, "%.80s: no such field of a build", name).With("field", name)

@@ -39,10 +39,12 @@ func TestLimits(t *testing.T) {
 		r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
 		return buildform.Read(r, &sink{})
 	}
-	b, err := read("name=x&limits.disk_mib=1&limits.disk_ops=2&limits.network_in_mbit=3&limits.network_out_mbit=4")
-	if want := (api.Limits{DiskMiB: 1, DiskOps: 2, NetworkInMbit: 3, NetworkOutMbit: 4}); err != nil ||
-		b.Limits == nil ||
-		*b.Limits != want {
+	b, err := read("name=x&limits.disk_mib=1&limits.disk_ops=2&limits.network_in_mbit=3&limits.network_out_mbit=4" +
+		"&limits.connections=5&limits.new_connections=6")
+	want := api.Limits{
+		DiskMiB: 1, DiskOps: 2, NetworkInMbit: 3, NetworkOutMbit: 4, Connections: 5, NewConnections: 6,
+	}
+	if err != nil || b.Limits == nil || *b.Limits != want {
 		t.Errorf("got limits %+v, %v", b.Limits, err)
 	}
 	for _, body := range []string{"limits.disk=1", "limits.=1", "limits.disk_mib=many"} {
