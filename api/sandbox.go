@@ -83,6 +83,7 @@ type Usage struct {
 	HostPSSBytes   int64       `json:"host_pss_bytes"`
 	HostVSZBytes   int64       `json:"host_vsz_bytes"`
 	Threads        int         `json:"threads"`
+	HostDiskBytes  int64       `json:"host_disk_bytes" doc:"Disk that deleting it frees, as measured lately."`
 	Guest          *GuestStats `json:"guest,omitempty" doc:"Reported by the guest; absent when it does not run."`
 }
 

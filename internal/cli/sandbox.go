@@ -149,7 +149,7 @@ func (a *app) sandboxList() *cobra.Command {
 					rows,
 					[]string{
 						string(s.ID),
-						string(s.Status),
+						status(s),
 						s.Template,
 						strconv.Itoa(s.MemoryMB) + " MiB",
 						age(s.CreatedAt, time.Now()),
@@ -198,7 +198,7 @@ func sandboxFacts(w io.Writer, s api.Sandbox) error {
 	}
 	return facts(w, []fact{
 		{"id", string(s.ID)},
-		{"status", string(s.Status)},
+		{"status", status(s)},
 		{"failure", s.FailureReason},
 		{"template", s.Template},
 		{"size", fmt.Sprintf("%d vCPU, %d MiB memory, %d MiB disk", s.CPU, s.MemoryMB, s.DiskMB)},
@@ -220,6 +220,14 @@ func sandboxFacts(w io.Writer, s api.Sandbox) error {
 		{"workdir", s.Workdir},
 		{"metadata", pairs(s.Metadata)},
 	})
+}
+
+// status returns the state of a sandbox and, if its host has paused it, why.
+func status(s api.Sandbox) string {
+	if s.PauseReason == "" {
+		return string(s.Status)
+	}
+	return string(s.Status) + " (" + s.PauseReason + ")"
 }
 
 func (a *app) sandboxDelete() *cobra.Command {

@@ -50,6 +50,9 @@ func (n *node) makeSpace() bool {
 	if err != nil {
 		n.Log.Error("no space made for the database", "err", err)
 	}
+	if made {
+		n.Log.Warn("disk full: the ballast was removed so that the database can write")
+	}
 	return made
 }
 

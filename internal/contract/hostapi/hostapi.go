@@ -256,6 +256,7 @@ type Usage struct {
 	CPUPercent                   float64 // since the last call, of one processor
 	RSSBytes, PSSBytes, VSZBytes int64
 	Threads                      int
+	DiskBytes                    int64 // that removing its disks would free, as last measured
 }
 
 // Event reports what happened to a machine other than by request.

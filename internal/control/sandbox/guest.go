@@ -176,6 +176,7 @@ func viewUsage(u hostapi.Usage) api.Usage {
 		HostPSSBytes:   u.PSSBytes,
 		HostVSZBytes:   u.VSZBytes,
 		Threads:        u.Threads,
+		HostDiskBytes:  u.DiskBytes,
 	}
 }
 

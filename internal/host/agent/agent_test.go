@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"strings"
 	"sync"
@@ -89,9 +90,10 @@ func (w *fixture) start() {
 			Disks:   integrationtest.Disks{},
 			Link:    integrationtest.Link,
 		},
-		Platform: func(context.Context) (string, error) { return "test", nil },
-		Rewrite:  func(_ context.Context, src, dst string) error { return integrationtest.Disks{}.Clone(src, dst) },
-		Objects:  w.shared,
+		Platform:   func(context.Context) (string, error) { return "test", nil },
+		Rewrite:    func(_ context.Context, src, dst string) error { return integrationtest.Disks{}.Clone(src, dst) },
+		ImportRoot: func(context.Context, io.Reader, *os.File, int) (int, error) { return 1, nil },
+		Objects:    w.shared,
 	})
 	w.must(err)
 	w.must(host.Open(w.t.Context()))

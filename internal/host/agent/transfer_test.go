@@ -278,6 +278,24 @@ func TestPullsKeepTheDiskReserve(t *testing.T) {
 	}
 }
 
+// Nothing is built on a host whose disk is as full as it may be.
+func TestBuildsKeepTheDiskReserve(t *testing.T) {
+	w := newFixture(t)
+	w.diskFull.Store(true)
+	image := hostapi.Import{ID: "img1", SizeMiB: 1}
+	if _, err := w.host.ImportImage(t.Context(), image, strings.NewReader("")); !errors.Is(err, hostapi.ErrNoSpace) {
+		t.Errorf("import to a full disk: %v, want ErrNoSpace", err)
+	}
+	publish := hostapi.Publish{Name: "new", Image: "img1", VCPUs: 1, MemoryMiB: 64}
+	if _, err := w.host.Publish(t.Context(), publish); !errors.Is(err, hostapi.ErrNoSpace) {
+		t.Errorf("publish to a full disk: %v, want ErrNoSpace", err)
+	}
+	w.diskFull.Store(false)
+	if _, err := w.host.ImportImage(t.Context(), image, strings.NewReader("")); err != nil {
+		t.Errorf("import with space: %v, want none", err)
+	}
+}
+
 // A store that fails anywhere leaves nothing on the host that pulls, and a push that can be repeated.
 func TestFailedTransfersLeaveNothing(t *testing.T) {
 	f := newFleet(t)

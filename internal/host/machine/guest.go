@@ -133,6 +133,7 @@ func (m *Manager) Usage(_ context.Context, id hostapi.MachineID) (Usage, error) 
 		VSZBytes: u.VSZBytes, Threads: u.Threads,
 	}
 	mc.set(func() {
+		out.DiskBytes = mc.diskBytes
 		last := mc.cpuSample
 		if last.at.IsZero() || last.cpu > now.cpu {
 			last = cpuSample{at: u.Started}

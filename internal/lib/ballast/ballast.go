@@ -1,8 +1,8 @@
 // Package ballast keeps disk space for what must work on a full file system.
 //
-// A Ballast is a file without content that is removed when the file system is full, so that a database can write and
-// users can delete, and made again when there is plenty of space. The package does not know who uses the space, and
-// cannot keep others from taking it: they must be stopped before.
+// A Ballast is a file without content that is removed when a database finds no space, so that it can write and users
+// can delete. It is made again when there is plenty of space. It is removed at that moment and not before: others would
+// take the space that it leaves.
 //
 // A Ballast may be used concurrently. One process at a time uses a file.
 package ballast
@@ -96,18 +96,13 @@ func (b *Ballast) Take() (bool, error) {
 	return true, nil
 }
 
-// Run makes the ballast when there is space and removes it on a full file system, until ctx ends.
+// Run makes the ballast whenever it does not exist and there is plenty of space, until ctx ends.
 func (b *Ballast) Run(ctx context.Context, log *slog.Logger) error {
 	tick := time.NewTicker(interval)
 	defer tick.Stop()
 	var last string
 	for {
-		released, err := b.Release()
-		if released {
-			log.Warn("disk full: the ballast was removed so that the database can write", "free_mib", b.bytes>>20)
-		} else if err == nil {
-			_, err = b.Take()
-		}
+		_, err := b.Take()
 		text := ""
 		if err != nil {
 			text = err.Error()
