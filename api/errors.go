@@ -30,12 +30,14 @@ const (
 	RateLimited         Code = "rate_limited"   // too many requests, or failed authentications, in a short time
 	Unsupported         Code = "unsupported"    // this server cannot do it
 	Timeout             Code = "timeout"        // a deadline of the caller has passed
-	Canceled            Code = "canceled"       // the caller closed the request
-	NoCapacity          Code = "no_capacity"    // no host has room now
-	NoSpace             Code = "no_space"       // not enough disk space
-	Unreachable         Code = "unreachable"    // nothing listens on that port of the sandbox
-	Unavailable         Code = "unavailable"    // not now: starting, stopping, or a host is unreachable
-	Internal            Code = "internal"       // a fault of the server; the request id finds it in the log
+	// RequestTimeout is for a body that makes no progress.
+	RequestTimeout Code = "request_timeout"
+	Canceled       Code = "canceled"    // the caller closed the request
+	NoCapacity     Code = "no_capacity" // no host has room now
+	NoSpace        Code = "no_space"    // not enough disk space
+	Unreachable    Code = "unreachable" // nothing listens on that port of the sandbox
+	Unavailable    Code = "unavailable" // not now: starting, stopping, or a host is unreachable
+	Internal       Code = "internal"    // a fault of the server; the request id finds it in the log
 )
 
 // CodeInfo is what a code means to clients.
@@ -71,6 +73,7 @@ var codeTable = []CodeInfo{
 	{RateLimited, http.StatusTooManyRequests, 8, true, "Too many requests; Retry-After says when to retry."},
 	{Unsupported, http.StatusNotImplemented, 9, false, "This server cannot do it."},
 	{Timeout, http.StatusGatewayTimeout, 124, false, "A deadline of the caller has passed."},
+	{RequestTimeout, http.StatusRequestTimeout, 12, true, "The body of the request came too slowly."},
 	{Canceled, 499, 130, false, "The caller closed the request before the response."},
 	{NoCapacity, http.StatusServiceUnavailable, 10, true, "No host has room for it now."},
 	{NoSpace, http.StatusInsufficientStorage, 10, false, "There is not enough disk space."},

@@ -28,6 +28,7 @@ import (
 	"github.com/pandastack/pandastack/internal/control/template"
 	"github.com/pandastack/pandastack/internal/control/workspace"
 	"github.com/pandastack/pandastack/internal/ingress/access"
+	"github.com/pandastack/pandastack/internal/ingress/bodyrate"
 	"github.com/pandastack/pandastack/internal/ingress/e2b"
 	"github.com/pandastack/pandastack/internal/ingress/httpapi"
 	"github.com/pandastack/pandastack/internal/ingress/proxy"
@@ -207,7 +208,8 @@ func (n *node) handler(f services) (http.Handler, error) {
 		return nil, err
 	}
 	proxies := access.Proxies{Networks: networks, Header: n.Config.TrustedProxies.Header}
-	return proxies.Middleware(ports.Middleware(e2bAPI.Middleware(v1))), nil
+	limited := proxy.LimitHeaders(ports.Middleware(e2bAPI.Middleware(v1)))
+	return bodyrate.Handler(proxies.Middleware(limited)), nil
 }
 
 // sandboxDomain returns the domain to which clients of E2B's protocol prepend the labels of ports. It has a port unless

@@ -10,10 +10,12 @@ import (
 	"net/http"
 	"syscall"
 	"time"
+
+	"github.com/pandastack/pandastack/internal/ingress/proxy"
 )
 
-// Time limits of a connection to the API. Request and response bodies have none: they can be large files or
-// long-lived streams.
+// Time limits of a connection to the API. Responses have none: they can be large files or long-lived streams. Package
+// bodyrate bounds how slowly requests come.
 const (
 	headerLimit = 20 * time.Second
 	idleLimit   = 3 * time.Minute
@@ -62,8 +64,12 @@ func localAddress(l net.Listener) string {
 	return net.JoinHostPort(host, port)
 }
 
+// maxHeader bounds the headers of a request, in bytes. The handler refuses requests with fewer already, in the form of
+// other errors; this bound is for what must not be read.
+const maxHeader = 4 * proxy.MaxHeader
+
 // maxStreams is the number of concurrent requests on one HTTP/2 connection. Clients run all their long commands over
-// a single connection.
+// a single connection. The server counts streams that a client resets until their handlers have ended.
 const maxStreams = 2000
 
 // serve serves requests until the node stops, over TLS if secure is not nil. On stop it accepts no new requests, ends
@@ -71,7 +77,7 @@ const maxStreams = 2000
 func (n *node) serve(ctx context.Context, l net.Listener, handler http.Handler, secure *tls.Config) {
 	base, endStreams := context.WithCancelCause(context.WithoutCancel(ctx))
 	server := &http.Server{
-		Handler: handler, ReadHeaderTimeout: headerLimit, IdleTimeout: idleLimit,
+		Handler: handler, ReadHeaderTimeout: headerLimit, IdleTimeout: idleLimit, MaxHeaderBytes: maxHeader,
 		BaseContext: func(net.Listener) context.Context { return base },
 		ErrorLog:    slog.NewLogLogger(n.Log.Handler(), slog.LevelDebug), // errors of clients
 		TLSConfig:   secure, Protocols: new(http.Protocols), HTTP2: &http.HTTP2Config{MaxConcurrentStreams: maxStreams},

@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/internal/ingress/httpapi/buildform"
 )
 
 // maxBody bounds a JSON body in bytes. Files are not bounded by it.
@@ -24,6 +25,9 @@ func (rq *request) decode(v any) error {
 		return api.Errorf(api.TooLarge,
 			"the body has more than %d bytes: send large data as a file with PUT fs", maxBody).
 			With("limit_bytes", maxBody)
+	}
+	if slow, ok := errors.AsType[*api.Error](err); ok {
+		return slow
 	}
 	if err != nil {
 		return api.Wrap(api.Invalid, err, "the body broke off: "+err.Error())
@@ -54,6 +58,9 @@ func decodeStrict(data []byte, v any) error {
 	}
 	if err != nil {
 		return api.Errorf(api.Invalid, "the body is not what was expected: %w", err)
+	}
+	if err := buildform.CheckDuplicates(trimmed); err != nil {
+		return err
 	}
 	return unknownFields("", trimmed, reflect.TypeOf(v))
 }

@@ -173,6 +173,7 @@ func TestEveryBodyIsChecked(t *testing.T) {
 			for name, body := range map[string]string{
 				"malformed": `{"a":`, "list": `[]`, "two values": `{} {}`,
 				"unknown field": `{"colour of nothing":"red"}`,
+				"twice":         `{"port":1,"port":2}`,
 				"oversize":      `{"a":"` + strings.Repeat("x", 33<<20) + `"}`,
 			} {
 				a := w.do(rt.Method, fill(rt.Pattern, box, snap.ID), body, as(keyOperator))
@@ -339,5 +340,23 @@ func TestKeysInAddresses(t *testing.T) {
 	a = w.do("GET", path+"/processes/1/stream"+q, "", as(""), with("Accept", "text/event-stream"))
 	if a.failed(t).Code != api.NotFound {
 		t.Errorf("EventSource with the key in its URL: got %d %s, want not_found of the process", a.status, a.body)
+	}
+}
+
+// TestDuplicateFields checks that a member that is there twice is refused by its name, at any depth.
+func TestDuplicateFields(t *testing.T) {
+	w := newFixture(t)
+	_, path := w.create()
+	for _, tt := range []struct{ path, body, field string }{
+		{"/v1/sandboxes", `{"template":"base","template":"base"}`, "template"},
+		{"/v1/sandboxes", `{"metadata":{"a":"1","b":"2","\u0061":"3"}}`, "metadata.a"},
+		{"/v1/sandboxes", `{"network":{"deny_others":true,"deny_others":false}}`, "network.deny_others"},
+		{path + "/exec", `{"cmd":"true","cmd":"false"}`, "cmd"},
+	} {
+		change := with("Content-Type", "application/json")
+		e := w.do("POST", tt.path, tt.body, change).failed(t)
+		if e.Code != api.Invalid || e.Details["field"] != tt.field {
+			t.Errorf("%s: got %+v, want a refusal of %s", tt.body, e, tt.field)
+		}
 	}
 }

@@ -32,8 +32,8 @@ func writeError(w http.ResponseWriter, r *http.Request, status int, b errorBody)
 		b.ErrorCode = api.CodeOfStatus(status)
 	}
 	b.Code, b.Error, b.Retryable, b.RequestID = status, b.Message, b.ErrorCode.Info().Retryable, api.NewRequestID()
-	w.Header().Set("X-Request-Id", string(b.RequestID))
 	if WantsPage(r) {
+		w.Header().Set("X-Request-Id", string(b.RequestID))
 		detail := b.Sandbox
 		if b.Port != 0 {
 			detail += fmt.Sprintf(" port %d", b.Port)
@@ -41,10 +41,16 @@ func writeError(w http.ResponseWriter, r *http.Request, status int, b errorBody)
 		WritePage(w, status, b.Message, detail)
 		return
 	}
-	w.Header().Set("Cache-Control", "no-store")
-	w.Header().Set("Content-Type", "application/json")
+	writeJSON(w, status, b.RequestID, b)
+}
+
+func writeJSON(w http.ResponseWriter, status int, id api.RequestID, body any) {
+	h := w.Header()
+	h.Set("X-Request-Id", string(id))
+	h.Set("Cache-Control", "no-store")
+	h.Set("Content-Type", "application/json")
 	w.WriteHeader(status)
-	_ = json.NewEncoder(w).Encode(b) // the client may have closed the connection
+	_ = json.NewEncoder(w).Encode(body) // the client may have closed the connection
 }
 
 // WantsPage reports whether a client asks for HTML, as browsers do when they show a page.

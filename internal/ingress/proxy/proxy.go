@@ -31,6 +31,7 @@ import (
 
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
+	"github.com/pandastack/pandastack/internal/ingress/bodyrate"
 )
 
 // Config configures a Proxy.
@@ -158,6 +159,9 @@ func (p *Proxy) Forward(w http.ResponseWriter, r *http.Request, rt Route) {
 		p.fail(w, r, rt, status, api.Errorf(api.CodeOfStatus(status), "%s", why))
 		return
 	}
+	if r.ContentLength < 0 { // it may be a stream, whose pace is the program's affair
+		bodyrate.Exempt(r)
+	}
 	p.proxy.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), routeKey{}, rt)))
 }
 
@@ -232,6 +236,10 @@ func dial(ctx context.Context, _, addr string) (net.Conn, error) {
 func (p *Proxy) handleError(w http.ResponseWriter, r *http.Request, err error) {
 	rt, _ := routeOf(r.Context()) // only Forward makes requests that can fail here
 	cause := context.Cause(r.Context())
+	if slow, ok := errors.AsType[*api.Error](err); ok && slow.Code == api.RequestTimeout {
+		p.fail(w, r, rt, slow.Code.Info().Status, api.Wrap(slow.Code, err, slow.Message))
+		return
+	}
 	switch {
 	case errors.Is(err, guestapi.ErrRefused), errors.Is(err, guestapi.ErrNotFound):
 		p.fail(w, r, rt, http.StatusBadGateway,

@@ -194,6 +194,9 @@ const maxBody = 1 << 20
 // decode reads the body into v. No body is an empty object. An unknown field is refused by its name.
 func decode(r *http.Request, v any) error {
 	data, err := io.ReadAll(io.LimitReader(r.Body, maxBody+1))
+	if slow, ok := errors.AsType[*api.Error](err); ok {
+		return slow
+	}
 	if err != nil {
 		return api.Wrap(api.Invalid, err, "the body could not be read")
 	}

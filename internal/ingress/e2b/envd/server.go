@@ -18,6 +18,7 @@ import (
 	"connectrpc.com/connect"
 
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
+	"github.com/pandastack/pandastack/internal/ingress/bodyrate"
 	"github.com/pandastack/pandastack/internal/ingress/e2b/envd/proto/filesystem/filesystemconnect"
 	"github.com/pandastack/pandastack/internal/ingress/e2b/envd/proto/process/processconnect"
 )
@@ -115,7 +116,15 @@ func (s *Server) Serve(w http.ResponseWriter, r *http.Request, t Target) {
 	if allowCORS(w, r) {
 		return
 	}
+	if isStream(r.Header.Get("Content-Type")) {
+		bodyrate.Exempt(r)
+	}
 	s.mux.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), targetKey{}, t)))
+}
+
+// isStream reports whether a body is a stream of messages, as clients use for the input of processes.
+func isStream(contentType string) bool {
+	return strings.HasPrefix(contentType, "application/connect+") || strings.HasPrefix(contentType, "application/grpc")
 }
 
 // allowCORS lets pages of any origin call the agent, since the access token protects it and not the origin. It

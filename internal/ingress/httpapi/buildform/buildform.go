@@ -16,6 +16,7 @@ import (
 	"strings"
 
 	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/internal/lib/strictjson"
 )
 
 // Limits of a form.
@@ -64,6 +65,21 @@ func Read(r *http.Request, files Sink) (Build, error) {
 	return b, nil
 }
 
+// CheckDuplicates returns an error that names the first member that a JSON body has twice.
+func CheckDuplicates(data []byte) error {
+	path, twice := strictjson.DuplicateKey(data)
+	if !twice {
+		return nil
+	}
+	if len(path) > maxPath {
+		path = path[:maxPath] + "..."
+	}
+	return api.Errorf(api.Invalid, "%s: is there twice: send it once", path).With("field", path)
+}
+
+// maxPath bounds the path of a member in an error.
+const maxPath = 60
+
 func readJSON(r *http.Request, b *Build) error {
 	data, err := io.ReadAll(io.LimitReader(r.Body, 4*maxField+1))
 	if err != nil {
@@ -71,6 +87,9 @@ func readJSON(r *http.Request, b *Build) error {
 	}
 	if len(data) > 4*maxField {
 		return api.Errorf(api.TooLarge, "the body is larger than %d bytes", 4*maxField)
+	}
+	if err := CheckDuplicates(data); err != nil {
+		return err
 	}
 	dec := json.NewDecoder(strings.NewReader(string(data)))
 	dec.DisallowUnknownFields()

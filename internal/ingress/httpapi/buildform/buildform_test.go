@@ -120,3 +120,12 @@ func FuzzRead(f *testing.F) {
 		}
 	})
 }
+
+func TestDuplicateFields(t *testing.T) {
+	r := httptest.NewRequest("POST", "/", strings.NewReader(`{"name":"a","name":"b"}`))
+	r.Header.Set("Content-Type", "application/json")
+	_, err := buildform.Read(r, &sink{})
+	if e := api.AsError(err); err == nil || e.Code != api.Invalid || e.Details["field"] != "name" {
+		t.Errorf("Read() = %v, want a refusal of name", err)
+	}
+}
