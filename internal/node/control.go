@@ -169,7 +169,7 @@ func (n *node) handler(f services) (http.Handler, error) {
 	rules.Opened = func(r *http.Request, v proxy.Preview) {
 		f.log.Record(r.Context(), audit.Entry{
 			Principal: auth.Principal{Workspace: api.Workspace(v.Workspace)}, Action: "open preview " + v.ID,
-			Target: v.Sandbox, Outcome: "ok", Remote: r.RemoteAddr,
+			Target: v.Sandbox, Outcome: "ok", Remote: access.AddressOf(r).String(),
 		})
 	}
 	ports := proxy.New(proxy.Config{
