@@ -6,13 +6,13 @@ import (
 	"fmt"
 	"hash/fnv"
 	"io/fs"
-	"net"
 	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"sync"
-	"syscall"
+
+	"github.com/pandastack/pandastack/internal/lib/filelock"
 )
 
 // ErrNoCgroup reports that the cgroup to adopt does not exist.
@@ -27,6 +27,8 @@ type Config struct {
 	// ProgramsDir is the directory for the copies of programs that run in jails. Its file system
 	// must allow running programs. If it is empty, no process can be started in a jail.
 	ProgramsDir string
+	// LockDir is where user IDs are claimed, for all processes of the host; "": filelock.Dir.
+	LockDir string
 }
 
 const (
@@ -62,7 +64,7 @@ var ErrUIDsInUse = errors.New("another process uses the same range of user IDs f
 type Manager struct {
 	cfg      Config
 	programs *programNamespace
-	claim    net.Listener // held by ClaimUIDs; nil: none
+	claim    *filelock.Lock // held by ClaimUIDs; nil: none
 
 	mu     sync.Mutex
 	groups map[string]*Cgroup // +checklocks:mu
@@ -98,12 +100,11 @@ func New(c Config) (*Manager, error) {
 func (m *Manager) Hierarchy() Hierarchy { return m.cfg.Hierarchy }
 
 // ClaimUIDs reserves the user IDs until Close or until this process exits. It returns ErrUIDsInUse
-// if another process has reserved them. The reservation is a socket name and therefore applies to
-// the processes of one network namespace.
+// if another process has reserved them.
 func (m *Manager) ClaimUIDs() error {
-	l, err := net.Listen("unix", fmt.Sprintf("@jail-users-%d", m.cfg.FirstUID))
+	l, err := filelock.Acquire(m.cfg.LockDir, fmt.Sprintf("jail-users-%d", m.cfg.FirstUID))
 	switch {
-	case errors.Is(err, syscall.EADDRINUSE):
+	case errors.Is(err, filelock.ErrHeld):
 		return fmt.Errorf(
 			"prefix %s, users %d to %d: %w",
 			m.cfg.Prefix,
@@ -245,7 +246,7 @@ func (m *Manager) leftovers() ([]string, error) {
 func (m *Manager) Close() error {
 	all := m.programs.close()
 	if m.claim != nil {
-		all = errors.Join(all, m.claim.Close())
+		all = errors.Join(all, m.claim.Release())
 		m.claim = nil
 	}
 	m.mu.Lock()

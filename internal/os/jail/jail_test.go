@@ -3,6 +3,7 @@ package jail
 import (
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -155,14 +156,20 @@ func TestUIDsOfTwoNodes(t *testing.T) {
 	if len(seen) < 190 { // of 15,000 ranges
 		t.Errorf("200 prefixes have %d different ranges, want at least 190", len(seen))
 	}
-	j := make([]*Manager, 3)
+	j, locks := make([]*Manager, 3), t.TempDir()
 	for i, c := range []Config{{Prefix: "one", FirstUID: 77000}, {Prefix: "two", FirstUID: 77000}, {Prefix: "three"}} {
 		c.Hierarchy = Hierarchy{Version: 2, CPU: t.TempDir(), Memory: t.TempDir(), PIDs: t.TempDir()}
+		c.LockDir = locks
 		var err error
 		if j[i], err = New(c); err != nil {
 			t.Fatal(err)
 		}
 	}
+	name, err := net.Listen("unix", "@jail-users-77000") // which any user can hold
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer name.Close()
 	if err := errors.Join(j[0].ClaimUIDs(), j[2].ClaimUIDs()); err != nil {
 		t.Fatal(err)
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"os"
 	"slices"
@@ -12,6 +11,7 @@ import (
 
 	"golang.org/x/sync/semaphore"
 
+	"github.com/pandastack/pandastack/internal/lib/filelock"
 	"github.com/pandastack/pandastack/internal/os/egress"
 )
 
@@ -51,10 +51,10 @@ type Pool struct {
 	host      *os.File
 	closed    []netip.Prefix
 	mtu       int
-	flows     *flows        // the host's
-	lock      net.Listener  // marks the pool as open for other processes
-	rangeLock net.Listener  // reserves the range; nil before it is chosen
-	nudge     chan struct{} // one token: Run has work
+	flows     *flows         // the host's
+	lock      *filelock.Lock // marks the pool as open for other processes
+	rangeLock *filelock.Lock // reserves the range; nil before it is chosen
+	nudge     chan struct{}  // one token: Run has work
 
 	resolver *egress.Resolver
 	shares   shares

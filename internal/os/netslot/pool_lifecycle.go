@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"os"
 	"slices"
@@ -17,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pandastack/pandastack/internal/lib/cleanup"
+	"github.com/pandastack/pandastack/internal/lib/filelock"
 	"github.com/pandastack/pandastack/internal/os/nft"
 )
 
@@ -36,7 +36,7 @@ func (p *Pool) Open(ctx context.Context) (err error) {
 			err = fmt.Errorf("open network slots: %w", back.Settle(ctx, err))
 		}
 	}()
-	if err := within(p.host, p.claimPrefix); err != nil {
+	if err := p.claimPrefix(); err != nil {
 		return err
 	}
 	back.Push("unlock", func(context.Context) error { return p.unlock() })
@@ -65,7 +65,7 @@ func (p *Pool) Open(ctx context.Context) (err error) {
 
 // claimPrefix reserves the prefix against other processes for as long as this one lives.
 func (p *Pool) claimPrefix() (err error) {
-	if p.lock, err = lockName(p.cfg.Prefix); errors.Is(err, unix.EADDRINUSE) {
+	if p.lock, err = p.lockName(p.cfg.Prefix); errors.Is(err, filelock.ErrHeld) {
 		return fmt.Errorf("prefix %s: %w", p.cfg.Prefix, ErrInUse)
 	}
 	return err
@@ -73,21 +73,21 @@ func (p *Pool) claimPrefix() (err error) {
 
 // unlock releases the prefix and the range.
 func (p *Pool) unlock() error {
-	err := p.lock.Close()
+	err := p.lock.Release()
 	if p.rangeLock != nil {
-		err = errors.Join(err, p.rangeLock.Close())
+		err = errors.Join(err, p.rangeLock.Release())
 	}
 	return err
 }
 
-// lockName binds a socket name, which is unique in the namespace of the calling thread, leaves no file, and ends with
-// the process. The error is unix.EADDRINUSE if another process has bound it.
-func lockName(name string) (net.Listener, error) {
-	l, err := net.Listen("unix", "@netslot-"+name)
-	if err != nil {
+// lockName locks a name in the host's network namespace, until this process ends. The error is filelock.ErrHeld if
+// another process has locked it.
+func (p *Pool) lockName(name string) (*filelock.Lock, error) {
+	var ns unix.Stat_t
+	if err := unix.Fstat(int(p.host.Fd()), &ns); err != nil {
 		return nil, fmt.Errorf("lock %s: %w", name, err)
 	}
-	return l, nil
+	return filelock.Acquire("", fmt.Sprintf("netslot-%d-%s", ns.Ino, name))
 }
 
 // claimRange chooses the range and reserves it against pools of other prefixes that may not have a slot yet.
@@ -97,8 +97,8 @@ func (p *Pool) claimRange(inUse []netip.Prefix, ours []netip.Addr) error {
 		if err != nil {
 			return err
 		}
-		p.rangeLock, err = lockName(r.String())
-		if errors.Is(err, unix.EADDRINUSE) {
+		p.rangeLock, err = p.lockName(strings.ReplaceAll(r.String(), "/", "_"))
+		if errors.Is(err, filelock.ErrHeld) {
 			inUse, ours = append(inUse, r), nil
 			continue
 		}

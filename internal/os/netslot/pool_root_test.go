@@ -518,3 +518,26 @@ func TestSharedTapIsOpenedByName(t *testing.T) {
 	w.must(tap.Close())
 	w.must(p.Release(context.Background(), s))
 }
+
+// TestOtherUsersHoldNoPrefix opens a pool although a process holds the socket names of its prefix and range, which any
+// user can.
+func TestOtherUsersHoldNoPrefix(t *testing.T) {
+	w := newFixture(t)
+	w.must(within(w.host, func() error {
+		for _, name := range []string{testPrefix, candidates[0].String()} {
+			l, err := net.Listen("unix", "@netslot-"+name)
+			if err != nil {
+				return err
+			}
+			t.Cleanup(func() { l.Close() })
+		}
+		return nil
+	}))
+	p := w.pool(nil)
+	defer w.closePool(p)
+	other, err := New(Config{Prefix: testPrefix, Namespace: p.cfg.Namespace})
+	w.must(err)
+	if err := other.Open(t.Context()); !errors.Is(err, ErrInUse) {
+		t.Errorf("a second pool: got %v, want ErrInUse", err)
+	}
+}
