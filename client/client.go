@@ -39,6 +39,7 @@ type Client struct {
 	Snapshots *Snapshots
 	Templates *Templates
 	Tokens    *Tokens
+	Audit     *Audit
 	// Workspaces are the calls of operators on workspaces.
 	Workspaces *Workspaces
 
@@ -76,6 +77,7 @@ func New(baseURL, key string, opts ...Option) (*Client, error) {
 	}
 	c.Sandboxes, c.Files, c.Snapshots = &Sandboxes{c}, &Files{c}, &Snapshots{c}
 	c.Templates, c.Tokens, c.Workspaces = &Templates{c}, &Tokens{c}, &Workspaces{c}
+	c.Audit = &Audit{c}
 	return c, nil
 }
 

@@ -35,7 +35,7 @@ func (c *Client) Capacity(ctx context.Context) (api.Capacity, error) {
 	return out, err
 }
 
-// Metrics returns the server's metrics in the text format of Prometheus. It needs an admin's key.
+// Metrics returns the server's metrics in the text format of Prometheus. It needs an operator's key.
 func (c *Client) Metrics(ctx context.Context) (string, error) {
 	res, err := c.send(ctx, get("/metrics"))
 	if err != nil {

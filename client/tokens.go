@@ -23,6 +23,13 @@ func (t *Tokens) Create(ctx context.Context, req api.TokenRequest) (api.TokenCre
 	return out, err
 }
 
+// Rotate makes a key with the rights of another one, which ends after the overlap.
+func (t *Tokens) Rotate(ctx context.Context, prefix string, req api.RotateRequest) (api.TokenCreated, error) {
+	var out api.TokenCreated
+	err := t.c.do(ctx, post(apiPath("me", "tokens", prefix, "rotate"), req), &out)
+	return out, err
+}
+
 // Revoke revokes a key at once.
 func (t *Tokens) Revoke(ctx context.Context, prefix string) error {
 	rq := del(apiPath("me", "tokens", prefix))

@@ -13,6 +13,7 @@ import (
 
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/client"
+	"github.com/pandastack/pandastack/internal/cli/values"
 	"github.com/pandastack/pandastack/internal/image/dockerfile"
 )
 
@@ -24,7 +25,7 @@ type buildFlags struct {
 	args   []string
 	auth   api.RegistryAuth
 	noWait bool
-	limits limitFlags
+	limits values.LimitFlags
 }
 
 func (a *app) templateBuild() *cobra.Command {
@@ -66,7 +67,7 @@ func (a *app) templateBuild() *cobra.Command {
 		"user at the registry; the password is read from --registry-password-file",
 	)
 	fl.StringVar(&f.auth.Password, "registry-password-file", "", "file with the password or token for the registry")
-	f.limits.register(fl)
+	f.limits.Register(fl)
 	fl.BoolVar(&f.noWait, "no-wait", false, "start the build and do not wait for it")
 	c.RunE = func(c *cobra.Command, args []string) error {
 		dir := "."
@@ -98,7 +99,7 @@ func (a *app) startBuild(ctx context.Context, f buildFlags, dir string) error {
 		}
 		f.req.Registry = &f.auth
 	}
-	f.req.Replace, f.req.Limits = true, f.limits.limits()
+	f.req.Replace, f.req.Limits = true, f.limits.Given()
 	up, done, err := f.upload(dir)
 	if err != nil {
 		return err

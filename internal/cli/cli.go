@@ -163,7 +163,7 @@ func (a *app) root() *cobra.Command {
 		}
 	}
 	add("node", a.up(), a.setup(), a.doctor(), a.config(), a.version())
-	add("use", a.sandbox(), a.template(), a.snapshot(), a.keys(), a.workspaces(), a.me())
+	add("use", a.sandbox(), a.template(), a.snapshot(), a.keys(), a.workspaces(), a.audit(), a.me())
 	add("measure", a.demo(), a.bench(), a.conformance())
 	return root
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/internal/cli/values"
 )
 
 func (a *app) sandbox() *cobra.Command {
@@ -49,7 +50,7 @@ func (a *app) sandboxCreate() *cobra.Command {
 	var from string
 	var ttl, timeout time.Duration
 	var reach reachFlags
-	var limits limitFlags
+	var limits values.LimitFlags
 	c := &cobra.Command{
 		Use:   "create",
 		Short: "Create a sandbox from a template or a snapshot",
@@ -79,14 +80,14 @@ func (a *app) sandboxCreate() *cobra.Command {
 	f.StringVar(&req.Workdir, "workdir", "", "default working directory of commands")
 	f.IntVar(&req.DiskMB, "disk-mb", 0, "minimum size of the root disk in MiB")
 	reach.register(f)
-	limits.register(f)
+	limits.Register(f)
 	f.BoolVar(&reach.noInternet, "no-egress", false, "same as --no-internet")
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		req.FromSnapshot = api.SnapshotID(from)
 		if f.Changed("ttl") {
 			req.TTLSeconds = seconds(ttl)
 		}
-		req.TimeoutSeconds, req.Limits = *seconds(timeout), limits.limits()
+		req.TimeoutSeconds, req.Limits = *seconds(timeout), limits.Given()
 		n, err := reach.network()
 		if err != nil {
 			return err
@@ -215,7 +216,7 @@ func sandboxFacts(w io.Writer, s api.Sandbox) error {
 		{"deleted at", expires},
 		{"persistent", strconv.FormatBool(s.Persistent)},
 		{"may reach", reachable(s.Network)},
-		{"limits", bounds(s.Limits)},
+		{"limits", values.Bounds(s.Limits)},
 		{"user", s.User},
 		{"workdir", s.Workdir},
 		{"metadata", pairs(s.Metadata)},

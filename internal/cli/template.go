@@ -12,6 +12,7 @@ import (
 
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/client"
+	"github.com/pandastack/pandastack/internal/cli/values"
 	"github.com/pandastack/pandastack/internal/lib/config"
 )
 
@@ -117,7 +118,7 @@ func (a *app) templateGet() *cobra.Command {
 					{"bake error", fails},
 					{"size", fmt.Sprintf("%d vCPU, %d MiB memory, %d MiB disk", t.CPU, t.MemoryMB, t.DiskMB)},
 					{"data disks", dataDisks(t.DataDisks)},
-					{"limits", bounds(t.Limits)},
+					{"limits", values.Bounds(t.Limits)},
 					{"disk usage", diskUsage(t)},
 					{"base", t.Base},
 					{"user", t.User},
@@ -228,84 +229,6 @@ func (a *app) progress(what string) func(step string, percent int) {
 func (a *app) endLine() {
 	if _, screen := terminal(a.Stderr); screen && !a.json {
 		fmt.Fprintln(a.Stderr)
-	}
-}
-
-func (a *app) keys() *cobra.Command {
-	return group("key", "Create and revoke API keys", a.keyCreate(), a.keyList(), a.keyRevoke())
-}
-
-func (a *app) keyCreate() *cobra.Command {
-	var req api.TokenRequest
-	c := &cobra.Command{Use: "create", Short: "Create a key and print it; it cannot be shown again", Args: cobra.NoArgs}
-	c.Flags().StringVar(&req.Label, "label", "", "label of the key")
-	c.Flags().IntVar(&req.ExpiresInDays, "expires-in-days", 0, "days until the key expires; 0 is never")
-	c.RunE = func(c *cobra.Command, _ []string) error {
-		cl, err := a.dial()
-		if err != nil {
-			return err
-		}
-		k, err := cl.Tokens.Create(c.Context(), req)
-		if err != nil {
-			return err
-		}
-		return a.print(k, func(w io.Writer) error {
-			_, err := fmt.Fprintln(w, k.Token)
-			return err
-		})
-	}
-	return c
-}
-
-func (a *app) keyList() *cobra.Command {
-	return &cobra.Command{
-		Use:     "list",
-		Aliases: []string{"ls"},
-		Short:   "List keys",
-		Args:    cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
-			cl, err := a.dial()
-			if err != nil {
-				return err
-			}
-			list, err := cl.Tokens.List(c.Context())
-			if err != nil {
-				return err
-			}
-			return a.print(list, func(w io.Writer) error {
-				rows := make([][]string, 0, len(list))
-				for _, k := range list {
-					used := "never"
-					if k.LastUsedAt != nil {
-						used = age(*k.LastUsedAt, time.Now()) + " ago"
-					}
-					rows = append(rows, []string{k.Prefix, k.Label, age(k.CreatedAt, time.Now()), used})
-				}
-				return table(w, []string{"PREFIX", "LABEL", "AGE", "LAST USED"}, rows)
-			})
-		},
-	}
-}
-
-func (a *app) keyRevoke() *cobra.Command {
-	return &cobra.Command{
-		Use:   "revoke PREFIX",
-		Short: "Revoke a key with immediate effect",
-		Args:  cobra.ExactArgs(1),
-		RunE: func(c *cobra.Command, args []string) error {
-			cl, err := a.dial()
-			if err != nil {
-				return err
-			}
-			if err := cl.Tokens.Revoke(c.Context(), args[0]); err != nil {
-				return err
-			}
-			a.statusf("%s revoked", args[0])
-			if a.json {
-				return writeJSON(a.Stdout, map[string]string{"revoked": args[0]})
-			}
-			return nil
-		},
 	}
 }
 

@@ -106,6 +106,12 @@ func (n *node) control(ctx context.Context, host hostapi.Host) (handler http.Han
 	if err != nil {
 		return nil, "", err
 	}
+	if err := registry.Register(prometheus.NewCounterFunc(prometheus.CounterOpts{
+		Name: "pandastack_audit_dropped_total",
+		Help: "Entries of the audit log that were dropped because there were too many.",
+	}, func() float64 { return float64(log.Dropped()) })); err != nil {
+		return nil, "", err
+	}
 	past := metricshistory.New(boxes)
 	handler, err = n.handler(services{
 		boxes, templates, builds, workspaces, workspace.Keys{Keys: keys, Quotas: quotas}, previews,

@@ -169,6 +169,12 @@ func (l *Log) Run(ctx context.Context) error {
 	}
 }
 
+// Flush writes the entries of the queue, for a log that does not run.
+func (l *Log) Flush(ctx context.Context) error {
+	_, err := l.write(ctx)
+	return err
+}
+
 // write writes all entries in the queue and returns their number.
 func (l *Log) write(ctx context.Context) (n int, err error) {
 	for {

@@ -36,6 +36,9 @@ type Config struct {
 	// MakeSpace is called when a Write fails because the file system of a SQLite file is full. If it returns true there
 	// is space now, and the Write is tried once more; nil: there never is.
 	MakeSpace func() bool
+	// Current refuses a store that does not exist or has not the schema of this program, with a *SchemaError for the
+	// latter, in place of making or changing it: another process may use the store.
+	Current bool
 	// Fault is for tests: it is called with the name of each Write before it begins (committed false)
 	// and after it is on disk (true), and Write returns its error.
 	Fault func(op string, committed bool) error
@@ -48,6 +51,15 @@ type NewerError struct{ Has, Knows int64 }
 func (e *NewerError) Error() string {
 	return fmt.Sprintf("the store has schema version %d and this program knows up to %d: "+
 		"start the version of pandastack that wrote it, or a later one", e.Has, e.Knows)
+}
+
+// SchemaError says that the store was written by an earlier version of this program.
+type SchemaError struct{ Has, Knows int64 }
+
+// Error implements error.
+func (e *SchemaError) Error() string {
+	return fmt.Sprintf("the store has schema version %d and this program %d: start the node with this version first",
+		e.Has, e.Knows)
 }
 
 // DB is an open store. Close it after the last use.
@@ -67,15 +79,20 @@ func Open(ctx context.Context, cfg Config) (*DB, error) {
 	if err != nil {
 		return nil, fmt.Errorf("store: %w", err)
 	}
+	if cfg.Current {
+		if _, err := os.Stat(cfg.DSN); err != nil {
+			return nil, fmt.Errorf("store: %w", err)
+		}
+	}
 	db, err := connect(cfg)
 	if err != nil {
 		return nil, fmt.Errorf("store: %w", err)
 	}
 	db.sealer = sealer
 	db.makeSpace = cfg.MakeSpace
-	err = db.migrate(ctx)
+	err = db.migrate(ctx, cfg.Current)
 	if db.canRetry(err) {
-		err = db.migrate(ctx)
+		err = db.migrate(ctx, cfg.Current)
 	}
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("store %s: %w", redactedDSN(cfg.DSN), err), db.Close())
@@ -169,7 +186,8 @@ func (d *DB) Shared() bool { return d.postgres }
 // ID returns the unique id of this store, which was made with it.
 func (d *DB) ID() string { return d.id }
 
-func (d *DB) migrate(ctx context.Context) error {
+// migrate brings the schema up to date, or with current only checks that it is.
+func (d *DB) migrate(ctx context.Context, current bool) error {
 	files, err := fs.Sub(migrations, "migrations")
 	if err != nil {
 		return err
@@ -192,8 +210,12 @@ func (d *DB) migrate(ctx context.Context) error {
 		return err
 	}
 	sources := p.ListSources()
-	if knows := sources[len(sources)-1].Version; has > knows {
+	knows := sources[len(sources)-1].Version
+	if has > knows {
 		return &NewerError{Has: has, Knows: knows}
+	}
+	if current && has < knows {
+		return &SchemaError{Has: has, Knows: knows}
 	}
 	_, err = p.Up(ctx)
 	return err

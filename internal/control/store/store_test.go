@@ -133,3 +133,37 @@ func TestInjectedFaults(t *testing.T) {
 		t.Errorf("a write that failed after its commit left %q, %v", v, err)
 	}
 }
+
+// TestCurrentStore checks that a store that must be current is neither made nor changed.
+func TestCurrentStore(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "control.db")
+	if _, err := store.Open(t.Context(), store.Config{DSN: path, Current: true}); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("a missing store: %v, want that it does not exist", err)
+	}
+	db, err := store.Open(t.Context(), store.Config{DSN: path})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	beside, err := store.Open(t.Context(), store.Config{DSN: path, Current: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := beside.Close(); err != nil {
+		t.Error(err)
+	}
+	raw, err := sql.Open("sqlite", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer raw.Close()
+	last := "SELECT max(version_id) FROM goose_db_version"
+	_, err = raw.ExecContext(t.Context(), "DELETE FROM goose_db_version WHERE version_id = ("+last+")")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = store.Open(t.Context(), store.Config{DSN: path, Current: true})
+	if older, ok := errors.AsType[*store.SchemaError](err); !ok || older.Has >= older.Knows {
+		t.Errorf("a store of an earlier release: %v, want SchemaError", err)
+	}
+}

@@ -1,4 +1,4 @@
-package cli
+package values
 
 import (
 	"fmt"
@@ -9,10 +9,11 @@ import (
 	"github.com/pandastack/pandastack/api"
 )
 
-// limitFlags are the limits of sandboxes as flags.
-type limitFlags struct{ api.Limits }
+// LimitFlags are the limits of sandboxes as flags.
+type LimitFlags struct{ api.Limits }
 
-func (l *limitFlags) register(f *pflag.FlagSet) {
+// Register adds the flags.
+func (l *LimitFlags) Register(f *pflag.FlagSet) {
 	f.IntVar(
 		&l.DiskMiB,
 		"disk-limit-mib",
@@ -29,16 +30,16 @@ func (l *limitFlags) register(f *pflag.FlagSet) {
 		"the server's limit)")
 }
 
-// limits returns the limits that were given, or nil if there are none.
-func (l *limitFlags) limits() *api.Limits {
+// Given returns the limits that were given, or nil if there are none.
+func (l *LimitFlags) Given() *api.Limits {
 	if l.IsZero() {
 		return nil
 	}
 	return &l.Limits
 }
 
-// bounds returns limits as text.
-func bounds(l *api.Limits) string {
+// Bounds returns limits as text.
+func Bounds(l *api.Limits) string {
 	if l == nil {
 		return ""
 	}
