@@ -248,6 +248,7 @@ func (n *node) host(ctx context.Context) (*agent.Host, error) {
 		Recipes: recipes,
 		Machine: machine.Config{
 			WarmMonitors:   n.Config.Sandbox.WarmMonitors,
+			FreezeTimeout:  n.Config.Sandbox.GuestTimeout,
 			DiskReserveMiB: c.DiskReserveMiB,
 			DiskOvercommit: c.DiskOvercommit,
 			GroupDiskMiB:   c.WorkspaceDiskMiB,

@@ -68,6 +68,9 @@ var alterMachine func(*machine.Config)
 // timeout bounds every single wait; it is far above any expected time.
 const timeout = 2 * time.Minute
 
+// freezeTimeout is machine.Config.FreezeTimeout of the host agents that are opened.
+var freezeTimeout time.Duration
+
 // onStep is machine.Config.OnStep of the host agents that are opened.
 var onStep func(op, step string) error
 
@@ -306,8 +309,9 @@ func open(ctx context.Context, dir string, log io.Writer) (_ *lab, err error) {
 		return nil, err
 	}
 	cfg := agent.Config{DataDir: dir, Recipes: recipes, Machine: machine.Config{
-		OnStep:    onStep,
-		Allocated: disk.Allocated,
+		OnStep:        onStep,
+		FreezeTimeout: freezeTimeout,
+		Allocated:     disk.Allocated,
 		Kernel: func(context.Context) (machine.Kernel, error) {
 			return machine.Kernel{Kernel: boot.Kernel, Initramfs: boot.Initramfs, Cmdline: boot.Cmdline}, nil
 		},

@@ -125,11 +125,15 @@ const signalTimeout = 10 * time.Second
 //
 // It is meant for the end of a process whose client is gone: it waits for at most 10 seconds, and a process
 // that has exited already is no error.
-func Signal(ctx context.Context, g Guest, ref guestapi.ProcessRef, signal int) error {
-	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), signalTimeout,
-		fmt.Errorf("the guest did not deliver the signal within %s", signalTimeout))
+func Signal(ctx context.Context, g Guest, ref guestapi.ProcessRef, sig int) error {
+	return signal(ctx, g, ref, sig, signalTimeout)
+}
+
+func signal(ctx context.Context, g Guest, ref guestapi.ProcessRef, sig int, limit time.Duration) error {
+	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), limit,
+		fmt.Errorf("the guest did not deliver the signal within %s", limit))
 	defer cancel()
-	if err := g.Signal(ctx, ref, signal, true); !errors.Is(err, guestapi.ErrNotFound) {
+	if err := g.Signal(ctx, ref, sig, true); !errors.Is(err, guestapi.ErrNotFound) {
 		return err
 	}
 	return nil

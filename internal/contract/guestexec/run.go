@@ -19,8 +19,11 @@ type Command struct {
 	// program has exited. nil: there is no input unless Spec.Stdin says so.
 	Input func(ctx context.Context, w io.Writer) error
 	// Overtime bounds the wait for the exit after Spec.Timeout, for guests that do not keep to it; a guest that
-	// is paused meanwhile is cut off, too. 0: the wait has no bound but the context.
+	// is paused meanwhile is cut off, too. The error is then ErrOvertime. 0: the wait has no bound but the context.
 	Overtime time.Duration
+	// StartTimeout bounds the wait for the start of the program. The error is then ErrNotStarted. 0: the wait has no
+	// bound but the context and Overtime.
+	StartTimeout time.Duration
 }
 
 // Status is how a program ended.
@@ -30,6 +33,14 @@ type Status struct {
 	Took     time.Duration // as seen from here
 	InputErr error         // the error of Command.Input, or of writing what it wrote; the program decides if it matters
 }
+
+// Errors of guests that do not reply, to be compared with errors.Is.
+var (
+	// ErrOvertime: the guest did not report the exit of a program whose time was over.
+	ErrOvertime = fmt.Errorf("%w: no exit after the program's timeout", guestapi.ErrInternal)
+	// ErrNotStarted: the guest did not confirm the start of a program. It may have started it.
+	ErrNotStarted = fmt.Errorf("%w: the program was not started in time", guestapi.ErrInternal)
+)
 
 // errExited is the cause of the end of Command.Input's context.
 var errExited = errors.New("the program has exited")
@@ -43,13 +54,12 @@ func Stream(ctx context.Context, g Guest, cmd Command, sink Sink) (Status, error
 	began := time.Now()
 	if cmd.Overtime > 0 && cmd.Spec.Timeout > 0 {
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeoutCause(ctx, cmd.Spec.Timeout+cmd.Overtime, fmt.Errorf(
-			"%w: no exit within %s after the program's timeout of %s",
-			guestapi.ErrInternal, cmd.Overtime, cmd.Spec.Timeout))
+		ctx, cancel = context.WithTimeoutCause(ctx, cmd.Spec.Timeout+cmd.Overtime,
+			fmt.Errorf("%w of %s and another %s", ErrOvertime, cmd.Spec.Timeout, cmd.Overtime))
 		defer cancel()
 	}
 	cmd.Spec.Stdin = cmd.Spec.Stdin || cmd.Input != nil
-	p, err := g.Start(ctx, cmd.Spec)
+	p, err := cmd.start(ctx, g)
 	if err != nil {
 		return Status{}, err
 	}
@@ -58,13 +68,27 @@ func Stream(ctx context.Context, g Guest, cmd Command, sink Sink) (Status, error
 	st.Exit, err = Follow(ctx, p, sink)
 	if err != nil {
 		// The caller's error says why the program is killed; a guest that cannot be reached has ended with it.
-		_ = Signal(ctx, g, guestapi.ProcessRef{PID: st.PID}, int(syscall.SIGKILL))
+		limit := signalTimeout
+		if errors.Is(err, ErrOvertime) {
+			limit = min(limit, cmd.Overtime) // the guest has not replied for that long already
+		}
+		_ = signal(ctx, g, guestapi.ProcessRef{PID: st.PID}, int(syscall.SIGKILL), limit)
 	}
 	in.cancel(errExited)
 	_ = p.Close() // the process has ended; closing frees a writer whose input is no longer read
 	st.InputErr = <-in.done
 	st.Took = time.Since(began)
 	return st, err
+}
+
+// start starts the program.
+func (cmd Command) start(ctx context.Context, g Guest) (guestapi.Process, error) {
+	if cmd.StartTimeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeoutCause(ctx, cmd.StartTimeout, ErrNotStarted)
+		defer cancel()
+	}
+	return g.Start(ctx, cmd.Spec)
 }
 
 // input is the writing of a program's standard input.

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/internal/contract/hostapi"
 	"github.com/pandastack/pandastack/internal/control/auth"
 	"github.com/pandastack/pandastack/internal/control/sandbox/hosterror"
 	"github.com/pandastack/pandastack/internal/control/store"
@@ -21,7 +22,6 @@ func (s *Service) Delete(ctx context.Context, p auth.Principal, id api.SandboxID
 		}
 		return err
 	}
-	s.locks.Interrupt(string(id), errDeleted)
 	return s.endSandbox(ctx, id,
 		endCause{reason: EndedByUser, by: p.KeyPrefix, message: "it was deleted by its user"})
 }
@@ -34,9 +34,42 @@ type endCause struct {
 	console []byte // the last output of a machine that can no longer be asked
 }
 
-// endSandbox takes the lock of a sandbox and ends it. A sandbox that has ended is no error.
+// deleteGrace is how long an operation that a deletion interrupts may take to end. After that the machine is destroyed
+// under it: the operation may be waiting for a guest or a monitor that does not reply.
+const deleteGrace = 500 * time.Millisecond
+
+// errGraceOver is the cause of the end of that wait.
+var errGraceOver = errors.New("the operation did not end in time")
+
+// acquireToEnd interrupts the operation in progress on a sandbox and those that wait, and takes its lock.
+func (s *Service) acquireToEnd(ctx context.Context, id api.SandboxID, why endCause) (release func(), err error) {
+	if s.locks.Interrupt(string(id), errDeleted) {
+		wait, cancel := context.WithTimeoutCause(ctx, deleteGrace, errGraceOver)
+		defer cancel()
+		release, err := s.acquireAfterInterrupts(wait, id)
+		if !errors.Is(err, errGraceOver) {
+			return release, err
+		}
+		if err := s.host.Destroy(ctx, hostapi.MachineID(id), string(why.reason)); err != nil {
+			return nil, hosterror.Wrap(err, "delete", string(id))
+		}
+	}
+	return s.acquireAfterInterrupts(ctx, id)
+}
+
+// acquireAfterInterrupts takes the lock of a sandbox, even if others delete it at the same time.
+func (s *Service) acquireAfterInterrupts(ctx context.Context, id api.SandboxID) (release func(), err error) {
+	for {
+		_, release, err := s.locks.Acquire(ctx, string(id))
+		if !errors.Is(err, errDeleted) {
+			return release, err
+		}
+	}
+}
+
+// endSandbox interrupts operations on a sandbox, takes its lock and ends it. A sandbox that has ended is no error.
 func (s *Service) endSandbox(ctx context.Context, id api.SandboxID, why endCause) error {
-	ctx, release, err := s.locks.Acquire(ctx, string(id))
+	release, err := s.acquireToEnd(ctx, id, why)
 	if err != nil {
 		return err
 	}

@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"maps"
@@ -124,7 +125,7 @@ func (s *Service) fork(ctx context.Context, p auth.Principal, id api.SandboxID, 
 		return nil
 	})
 	if err != nil {
-		return forkOutcome{}, err
+		return forkOutcome{}, cmp.Or(interruption(ctx), err)
 	}
 	forked, err := s.host.Fork(ctx, hostapi.Fork{Parent: parent.machineID(), Children: s.childRequests(children)})
 	if err != nil {
@@ -210,7 +211,7 @@ func (s *Service) finishFork(
 			ids = append(ids, r.ID)
 			continue
 		}
-		why := api.AsError(s.abortCreate(ctx, r, hosterror.Wrap(err, "fork", string(r.ID))))
+		why := api.AsError(s.abortCreate(ctx, r, cmp.Or(interruption(ctx), hosterror.Wrap(err, "fork", string(r.ID)))))
 		f.errs = append(f.errs, api.ForkError{Index: i, Err: why.Message, Code: why.Code})
 		if first == nil {
 			first = why
@@ -294,7 +295,6 @@ func (s *Service) deleteSiblings(ctx context.Context, p auth.Principal, r *recor
 		if sib.ID == r.ID {
 			continue
 		}
-		s.locks.Interrupt(string(sib.ID), errDeleted)
 		if err := s.endSandbox(ctx, sib.ID, why); err != nil {
 			out.Failures[sib.ID] = api.AsError(err).Message
 			continue

@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -132,7 +133,7 @@ func (s *Service) runTransition(ctx context.Context, r *record, t transition) er
 			uses = runningUses(r)
 		}
 		if err := s.setStateUsing(ctx, t.name+" begin", r, t.via, uses); err != nil {
-			return err
+			return cmp.Or(interruption(ctx), err)
 		}
 	}
 	if err := t.do(ctx, s.host, r); err != nil {
@@ -146,10 +147,10 @@ func (s *Service) runTransition(ctx context.Context, r *record, t transition) er
 // operationFailed returns why an operation on a sandbox failed, after it brought the record to what the host
 // says. The lock is held.
 func (s *Service) operationFailed(ctx context.Context, r *record, err error, doing string) error {
-	why := hosterror.Wrap(err, doing, string(r.ID))
-	if cause := context.Cause(ctx); cause != nil && errors.Is(err, cause) {
-		why = cause
+	if why := interruption(ctx); why != nil { // by a deletion, which ends the sandbox now
+		return why
 	}
+	why := hosterror.Wrap(err, doing, string(r.ID))
 	ctx, cancel := detached(ctx)
 	defer cancel()
 	if err := s.followMachine(ctx, r, hostapi.Event{}); err != nil {

@@ -12,22 +12,91 @@ import (
 )
 
 // Destroy ends a machine, whatever state it is in. A machine that does not exist is no error.
+// It waits for no operation on the machine: one in progress is interrupted and fails with ErrNotFound.
 // If it fails, another call continues where it stopped. cause is for the log.
 func (m *Manager) Destroy(ctx context.Context, id hostapi.MachineID, cause string) (err error) {
 	op := m.begin("destroy")
 	defer func() { err = op.end(ctx, err) }()
-	mc, err := op.lock(ctx, id)
+	err = m.interrupt(ctx, id)
+	var mc *machine
+	if err == nil {
+		mc, err = m.lock(ctx, id)
+	}
 	if errors.Is(err, hostapi.ErrNotFound) {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
+	op.owned = append(op.owned, mc)
 	if err := m.remove(ctx, op, mc); err != nil {
 		return fmt.Errorf("destroy machine %s: %w", id, err)
 	}
 	m.log.Info("machine destroyed", "machine", id, "took", op.phases.Total(), "cause", cause, op.phases.Attr())
 	return nil
+}
+
+// errDoomed is why an operation on a machine ends when the machine is to be destroyed.
+var errDoomed = fmt.Errorf("the machine was destroyed in the meantime: %w", hostapi.ErrNotFound)
+
+// interrupt ends the operation in progress on a machine, if any. The monitor is ended with it: it may be what does not
+// answer the operation.
+func (m *Manager) interrupt(ctx context.Context, id hostapi.MachineID) error {
+	mc := m.find(id)
+	if mc == nil {
+		return notFound(id)
+	}
+	if len(mc.busy) == 0 {
+		return nil
+	}
+	mc.doom()
+	mc.mu.Lock()
+	vm := mc.vm
+	mc.mu.Unlock()
+	if vm == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, cleanupTimeout, errors.New("the monitor did not end in time"))
+	defer cancel()
+	if err := vm.Kill(ctx); err != nil {
+		return fmt.Errorf("destroy machine %s: kill the monitor: %w", id, err)
+	}
+	return nil
+}
+
+// doom ends the operations on a machine, which will be destroyed.
+func (mc *machine) doom() { mc.doomOnce.Do(func() { close(mc.doomed) }) }
+
+func (mc *machine) isDoomed() bool {
+	select {
+	case <-mc.doomed:
+		return true
+	default:
+		return false
+	}
+}
+
+// wrapDoomed returns err as the error of an operation on a machine that is to be destroyed, if it is.
+func (mc *machine) wrapDoomed(err error) error {
+	if err == nil || !mc.isDoomed() || errors.Is(err, errDoomed) {
+		return err
+	}
+	return fmt.Errorf("%w (%w)", errDoomed, err)
+}
+
+// untilDoomed returns a context that ends with ctx, or with errDoomed. release must be called once.
+func (mc *machine) untilDoomed(ctx context.Context) (_ context.Context, release func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		select {
+		case <-mc.doomed:
+			cancel(errDoomed)
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, func() { cancel(nil); <-done }
 }
 
 // remove removes everything that belongs to a machine that the caller owns.

@@ -16,7 +16,7 @@ func (m *Manager) SetEgress(ctx context.Context, id hostapi.MachineID, policy ho
 	}
 	op := m.begin("egress")
 	defer func() { err = op.end(ctx, err) }()
-	mc, err := op.lock(ctx, id)
+	ctx, mc, err := op.lock(ctx, id)
 	if err != nil {
 		return err
 	}

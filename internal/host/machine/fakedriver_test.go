@@ -33,6 +33,7 @@ type fakeDriver struct {
 	full        bool // writes find no space
 	noDiskRates bool // the driver cannot limit the rate of disks
 	busy        bool // guests count as soon as they are thawed
+	stopped     bool // monitors and guests do not reply until they are killed
 	// mayRun is called before the first instruction of every guest; an error stops it.
 	mayRun func(id string) error
 }
@@ -266,7 +267,26 @@ func (m *monitor) Load(_ context.Context, from vmm.Capture) error {
 	return nil
 }
 
-func (m *monitor) Pause(context.Context) error {
+// answer waits, if monitors do not reply, for the end of ctx or of the monitor.
+func (m *monitor) answer(ctx context.Context) error {
+	m.host.mu.Lock()
+	stopped := m.host.stopped
+	m.host.mu.Unlock()
+	if !stopped {
+		return nil
+	}
+	select {
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-m.done:
+		return vmm.ErrGone
+	}
+}
+
+func (m *monitor) Pause(ctx context.Context) error {
+	if err := m.answer(ctx); err != nil {
+		return err
+	}
 	if err := m.host.takeFailure("pause"); err != nil {
 		return err
 	}
@@ -276,7 +296,10 @@ func (m *monitor) Pause(context.Context) error {
 	return nil
 }
 
-func (m *monitor) Resume(context.Context) error {
+func (m *monitor) Resume(ctx context.Context) error {
+	if err := m.answer(ctx); err != nil {
+		return err
+	}
 	select {
 	case <-m.loaded:
 	default:
@@ -336,7 +359,10 @@ func (h *fakeDriver) setFull(full bool) {
 	h.full = full
 }
 
-func (m *monitor) Capture(context.Context) (vmm.Capture, error) {
+func (m *monitor) Capture(ctx context.Context) (vmm.Capture, error) {
+	if err := m.answer(ctx); err != nil {
+		return nil, err
+	}
 	if err := m.host.takeFailure("capture"); err != nil {
 		return nil, err
 	}
@@ -520,6 +546,9 @@ func openLink(_ context.Context, conn net.Conn, g machine.Handshake) (machine.Li
 }
 
 func (l *link) Ready(ctx context.Context) error {
+	if err := l.m.answer(ctx); err != nil {
+		return err
+	}
 	select {
 	case <-l.m.loaded:
 	case <-l.m.done:
@@ -559,7 +588,14 @@ func (l *link) confirm() error {
 	return nil
 }
 
-func (l *link) Freeze(context.Context, bool) error {
+func (l *link) Processes(ctx context.Context) ([]guestapi.ProcessInfo, error) {
+	return nil, l.m.answer(ctx)
+}
+
+func (l *link) Freeze(ctx context.Context, _ bool) error {
+	if err := l.m.answer(ctx); err != nil {
+		return err
+	}
 	if err := l.m.host.takeFailure("freeze"); err != nil {
 		return err
 	}
@@ -569,7 +605,10 @@ func (l *link) Freeze(context.Context, bool) error {
 	return nil
 }
 
-func (l *link) Thaw(context.Context) error {
+func (l *link) Thaw(ctx context.Context) error {
+	if err := l.m.answer(ctx); err != nil {
+		return err
+	}
 	if err := l.m.host.takeFailure("thaw"); err != nil {
 		return err
 	}

@@ -59,6 +59,7 @@ type fixture struct {
 	patient      time.Duration  // BootTimeout; 0: the default; read by boot
 	overcommit   int            // DiskOvercommit; read by boot
 	groupDiskMiB int            // read by boot
+	freeze       time.Duration  // FreezeTimeout; 0: the default; read by boot
 
 	mgr   *machine.Manager
 	store *snapshot.Store
@@ -142,7 +143,8 @@ func (w *fixture) boot() {
 	}
 	w.mgr, err = machine.New(machine.Config{
 		Dir: filepath.Join(w.dir, "machines"), ReadyTimeout: 30 * time.Second, BootTimeout: w.patient,
-		WarmMonitors: w.warmMonitors, Limits: w.limits, DiskReserveMiB: 256,
+		FreezeTimeout: w.freeze,
+		WarmMonitors:  w.warmMonitors, Limits: w.limits, DiskReserveMiB: 256,
 		HostMemory: func() (int64, int64, error) { return 1 << 40, 1 << 40, nil },
 		HugeMemory: func() (int64, error) { return w.hugePages, nil },
 		FreeSpace:  w.space.read, ReclaimSpace: w.space.reclaim, Allocated: w.space.measure,

@@ -56,7 +56,7 @@ func (m *Manager) Fork(ctx context.Context, req ForkRequest) (_ []ForkResult, er
 	}
 	op := m.begin("fork")
 	defer func() { err = op.end(ctx, err) }()
-	parent, err := op.lock(ctx, req.Parent)
+	ctx, parent, err := op.lock(ctx, req.Parent)
 	if err != nil {
 		return nil, err
 	}

@@ -41,7 +41,7 @@ func (m *Manager) TakeSnapshot(
 ) (_ snapshot.Snapshot, err error) {
 	op := m.begin("snapshot")
 	defer func() { err = op.end(ctx, err) }()
-	mc, err := op.lock(ctx, id)
+	ctx, mc, err := op.lock(ctx, id)
 	if err != nil {
 		return snapshot.Snapshot{}, err
 	}
@@ -167,7 +167,7 @@ func (m *Manager) MarkWarmedUp(ctx context.Context, id hostapi.MachineID) error 
 func (m *Manager) Hibernate(ctx context.Context, id hostapi.MachineID) (err error) {
 	op := m.begin("hibernate")
 	defer func() { err = op.end(ctx, err) }()
-	mc, err := op.lock(ctx, id)
+	ctx, mc, err := op.lock(ctx, id)
 	if err != nil {
 		return err
 	}

@@ -67,10 +67,13 @@ func (m *Manager) newLaunch(op *operation, plan startPlan) *launch {
 func (l *launch) run(ctx context.Context, last step) (err error) {
 	defer func() {
 		if l.mc != nil {
-			err = l.mc.wrapStreamError(err)
+			err = l.mc.wrapDoomed(l.mc.wrapStreamError(err))
 		}
 	}()
 	for len(l.todo) > 0 {
+		if l.mc != nil && l.mc.isDoomed() {
+			return errDoomed
+		}
 		s := l.todo[0]
 		l.todo = l.todo[1:]
 		if s == stepStart { // from here on the guest reads what the stream serves

@@ -33,7 +33,8 @@ type Config struct {
 	ReadyTimeout time.Duration
 	// BootTimeout is the same for a guest that boots; default 3 min.
 	BootTimeout time.Duration
-	// FreezeTimeout is how long a guest may take to stop its workload; default 15 s.
+	// FreezeTimeout is how long a guest may take to stop its workload or to continue it, and its monitor to stop or
+	// continue; default 10 s.
 	FreezeTimeout time.Duration
 	// SyncTimeout is added to that if the guest writes its file systems out first; default 2 min.
 	SyncTimeout time.Duration
@@ -119,6 +120,8 @@ type machine struct {
 	ephemeral bool   // as in the record; never changes
 	group     string // likewise
 	busy      chan struct{}
+	doomed    chan struct{} // closed when it is to be destroyed, whatever is in progress
+	doomOnce  sync.Once
 
 	mu        sync.Mutex
 	rec       record
@@ -154,7 +157,7 @@ func New(cfg Config, deps Deps) (*Manager, error) {
 	cfg.Parallel = cmp.Or(cfg.Parallel, max(4, 2*runtime.NumCPU()))
 	cfg.ReadyTimeout = cmp.Or(cfg.ReadyTimeout, 30*time.Second)
 	cfg.BootTimeout = cmp.Or(cfg.BootTimeout, 3*time.Minute)
-	cfg.FreezeTimeout = cmp.Or(cfg.FreezeTimeout, 15*time.Second)
+	cfg.FreezeTimeout = cmp.Or(cfg.FreezeTimeout, 10*time.Second)
 	cfg.SyncTimeout = cmp.Or(cfg.SyncTimeout, 2*time.Minute)
 	cfg.DiskReserveMiB = cmp.Or(cfg.DiskReserveMiB, config.Default().Capacity.DiskReserveMiB)
 	cfg.SpaceInterval = cmp.Or(cfg.SpaceInterval, spaceInterval)
@@ -284,7 +287,7 @@ func (m *Manager) insert(in record) (*machine, error) {
 	}
 	in.Version = recordVersion
 	mc := &machine{id: in.ID, dir: filepath.Join(m.cfg.Dir, in.resourceName()), ephemeral: in.Ephemeral,
-		group: in.Group, busy: make(chan struct{}, 1), rec: in}
+		group: in.Group, busy: make(chan struct{}, 1), doomed: make(chan struct{}), rec: in}
 	mc.busy <- struct{}{}
 	m.mu.Lock()
 	defer m.mu.Unlock()

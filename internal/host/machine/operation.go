@@ -18,6 +18,7 @@ type operation struct {
 	phases    *obs.Phases
 	abandoned bool // nothing more may be done or undone
 	owned     []*machine
+	releases  []func() // of the contexts that lock returned
 }
 
 func (m *Manager) begin(name string) *operation {
@@ -37,13 +38,17 @@ func (op *operation) done(step string) error {
 	return nil
 }
 
-// lock makes the operation the owner of a machine until the operation ends.
-func (op *operation) lock(ctx context.Context, id hostapi.MachineID) (*machine, error) {
+// lock makes the operation the owner of a machine until the operation ends. The context that it returns ends with ctx,
+// and as soon as the machine is to be destroyed.
+func (op *operation) lock(ctx context.Context, id hostapi.MachineID) (context.Context, *machine, error) {
 	mc, err := op.m.lock(ctx, id)
-	if err == nil {
-		op.owned = append(op.owned, mc)
+	if err != nil {
+		return ctx, nil, err
 	}
-	return mc, err
+	op.owned = append(op.owned, mc)
+	ctx, release := mc.untilDoomed(ctx)
+	op.releases = append(op.releases, release)
+	return ctx, mc, nil
 }
 
 // end ends the operation and gives up the machines that it owned. If err is not nil and the operation was not
@@ -54,10 +59,18 @@ func (op *operation) end(ctx context.Context, err error) error {
 	} else {
 		err = op.cleanup.Settle(ctx, err)
 	}
+	if len(op.releases) > 0 { // lock was called
+		for _, mc := range op.owned {
+			err = mc.wrapDoomed(err)
+		}
+	}
+	for _, release := range op.releases {
+		release()
+	}
 	for _, mc := range op.owned {
 		mc.unlock()
 	}
-	op.owned = nil
+	op.owned, op.releases = nil, nil
 	return err
 }
 

@@ -10,7 +10,7 @@ import (
 func (m *Manager) Pause(ctx context.Context, id hostapi.MachineID) (err error) {
 	op := m.begin("pause")
 	defer func() { err = op.end(ctx, err) }()
-	mc, err := op.lock(ctx, id)
+	ctx, mc, err := op.lock(ctx, id)
 	if err != nil {
 		return err
 	}
@@ -33,7 +33,7 @@ func (m *Manager) Pause(ctx context.Context, id hostapi.MachineID) (err error) {
 func (m *Manager) Resume(ctx context.Context, id hostapi.MachineID) (err error) {
 	op := m.begin("resume")
 	defer func() { err = op.end(ctx, err) }()
-	mc, err := op.lock(ctx, id)
+	ctx, mc, err := op.lock(ctx, id)
 	if err != nil {
 		return err
 	}

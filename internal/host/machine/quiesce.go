@@ -24,7 +24,11 @@ func (m *Manager) captureStopped(
 	what captureRequest,
 ) (capture vmm.Capture, err error) {
 	if vm, ok := mc.vm.(vmm.PreCapturer); ok && mc.rec.State != paused {
-		if err := vm.PreCapture(ctx); err != nil {
+		// It reads memory of a guest that runs, which takes longer than a reply.
+		limited, cancel := context.WithTimeoutCause(ctx, 2*m.cfg.FreezeTimeout, errNoReply)
+		err := vm.PreCapture(limited)
+		cancel()
+		if err != nil {
 			return nil, err
 		}
 	}
@@ -75,6 +79,9 @@ func (m *Manager) quiesce(ctx context.Context, op *operation, mc *machine, sync 
 	}
 	limit := m.cfg.FreezeTimeout
 	if sync {
+		if err := m.ping(ctx, link); err != nil { // a guest that replies gets the time to write its file systems out
+			return fmt.Errorf("stop machine %s: %w", mc.id, err)
+		}
 		limit += m.cfg.SyncTimeout
 	}
 	freeze, cancel := context.WithTimeoutCause(ctx, limit, errors.New("the guest did not stop its workload in time"))
@@ -84,7 +91,7 @@ func (m *Manager) quiesce(ctx context.Context, op *operation, mc *machine, sync 
 		err = op.done("freeze")
 	}
 	if err == nil {
-		if err = mc.vm.Pause(ctx); err == nil {
+		if err = m.pauseMonitor(ctx, mc); err == nil {
 			err = op.done("pause")
 		}
 	}
@@ -94,14 +101,35 @@ func (m *Manager) quiesce(ctx context.Context, op *operation, mc *machine, sync 
 	return errors.Join(fmt.Errorf("stop machine %s: %w", mc.id, err), m.resume(ctx, mc))
 }
 
-// resume lets a machine that quiesce stopped, wholly or in part, continue. It does so even if ctx has ended.
+// errNoReply is why a request to a guest that does not reply ends.
+var errNoReply = errors.New("the guest did not reply in time")
+
+// ping returns nil if the guest replies. It asks for as little as possible.
+func (m *Manager) ping(ctx context.Context, link Link) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, m.cfg.FreezeTimeout, errNoReply)
+	defer cancel()
+	_, err := link.Processes(ctx)
+	return err
+}
+
+// pauseMonitor stops a machine's processors.
+func (m *Manager) pauseMonitor(ctx context.Context, mc *machine) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, m.cfg.FreezeTimeout, errors.New("the monitor did not stop in time"))
+	defer cancel()
+	return mc.vm.Pause(ctx)
+}
+
+// resume lets a machine that quiesce stopped, wholly or in part, continue. It does so even if ctx has ended, unless the
+// machine is to be destroyed.
 func (m *Manager) resume(ctx context.Context, mc *machine) error {
 	ctx, cancel := context.WithTimeoutCause(
 		context.WithoutCancel(ctx),
-		cleanupTimeout,
+		m.cfg.FreezeTimeout,
 		errors.New("the machine did not continue in time"),
 	)
 	defer cancel()
+	ctx, release := mc.untilDoomed(ctx)
+	defer release()
 	if err := mc.vm.Resume(ctx); err != nil {
 		return fmt.Errorf("resume machine %s: %w", mc.id, err)
 	}

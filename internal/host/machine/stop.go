@@ -14,7 +14,7 @@ import (
 func (m *Manager) Stop(ctx context.Context, id hostapi.MachineID) (err error) {
 	op := m.begin("stop")
 	defer func() { err = op.end(ctx, err) }()
-	mc, err := op.lock(ctx, id)
+	ctx, mc, err := op.lock(ctx, id)
 	if err != nil {
 		return err
 	}

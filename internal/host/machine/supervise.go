@@ -158,12 +158,19 @@ func (m *Manager) watchLazy(mc *machine, vm vmm.Machine, stream LazySource) {
 // its disks, any other is removed.
 func (m *Manager) handleExit(ctx context.Context, d monitorExit) {
 	op := m.begin("death")
-	mc, err := op.lock(ctx, d.mc.id)
+	mc, err := m.lock(ctx, d.mc.id)
 	if err != nil {
 		return
 	}
+	op.owned = append(op.owned, mc)
 	defer func() { _ = op.end(ctx, err) }() // there are no cleanups here
 	if mc != d.mc || mc.vm != d.vm || mc.rec.State == destroying {
+		return
+	}
+	if mc.isDoomed() { // Destroy ended it, and finds it gone
+		if err = m.remove(ctx, op, mc); err != nil {
+			m.log.Error("machine not destroyed", "machine", mc.id, "err", err)
+		}
 		return
 	}
 	reason := "the monitor ended"

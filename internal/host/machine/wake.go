@@ -16,7 +16,7 @@ import (
 func (m *Manager) Wake(ctx context.Context, id hostapi.MachineID) (_ View, err error) {
 	op := m.begin("wake")
 	defer func() { err = op.end(ctx, err) }()
-	mc, err := op.lock(ctx, id)
+	ctx, mc, err := op.lock(ctx, id)
 	if err != nil {
 		return View{}, err
 	}

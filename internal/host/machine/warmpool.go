@@ -134,10 +134,12 @@ func (m *Manager) newUnlisted(snap snapshot.Snapshot) *machine {
 	var raw [10]byte
 	_, _ = rand.Read(raw[:]) // never fails: it ends the program instead
 	id := hostapi.MachineID("rig" + hex.EncodeToString(raw[:]))
-	return &machine{id: id, dir: filepath.Join(m.cfg.Dir, string(id)), busy: make(chan struct{}, 1), rec: record{
+	rec := record{
 		Version: recordVersion, ID: id, State: creating, Base: snap.Ref, VCPUs: snap.VCPUs, MemoryMiB: snap.MemoryMiB,
 		DiskMiB: snap.DiskMiB, Data: snap.Data, Slot: -1, Created: time.Now().UTC(),
-	}}
+	}
+	return &machine{id: id, dir: filepath.Join(m.cfg.Dir, string(id)), busy: make(chan struct{}, 1),
+		doomed: make(chan struct{}), rec: rec}
 }
 
 // errWarmNotNeeded is why a sound warm monitor is discarded.

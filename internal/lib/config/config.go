@@ -130,6 +130,7 @@ type Sandbox struct {
 	Template           string        `yaml:"template" default:"base"`
 	TTL                time.Duration `yaml:"ttl" default:"1h"`
 	IdleHibernate      time.Duration `yaml:"idle_hibernate" default:"0s"`
+	GuestTimeout       time.Duration `yaml:"guest_timeout" default:"10s"`
 	TombstoneRetention time.Duration `yaml:"tombstone_retention" was:"sandbox.keep_endings" default:"72h"`
 	WarmMonitors       int           `yaml:"warm_monitors" was:"sandbox.spares" default:"2"`
 }

@@ -100,6 +100,8 @@ var settingDocs = map[string]string{
 	"sandbox.ttl": "Time without use after which a sandbox is deleted, if its create request sets no ttl; " +
 		"0s is never.",
 	"sandbox.idle_hibernate": "Time without use after which a persistent sandbox is hibernated; 0s is never.",
+	"sandbox.guest_timeout": "How long the guest or the monitor of a sandbox may take to stop or continue for a " +
+		"pause, fork, snapshot or hibernation, before that fails.",
 	"sandbox.tombstone_retention": "How long the node keeps why a sandbox ended, with its logs and events. " +
 		"24h is the minimum.",
 	"sandbox.warm_monitors": "Monitors started in advance without a guest, one for each recently used template. " +

@@ -96,17 +96,7 @@ func (n *Node) Validate() error {
 		bad("sandbox.ttl", "%v is negative; use 0s for never", n.Sandbox.TTL)
 	}
 	n.validateQuota(bad)
-	if n.Sandbox.IdleHibernate < 0 {
-		bad("sandbox.idle_hibernate", "%v is negative; use 0s for never", n.Sandbox.IdleHibernate)
-	}
-	if n.Sandbox.TombstoneRetention < minTombstoneRetention {
-		bad(
-			"sandbox.tombstone_retention",
-			"%v is too short; use %v or more",
-			n.Sandbox.TombstoneRetention,
-			minTombstoneRetention,
-		)
-	}
+	n.validateTimes(bad)
 	n.validateObjects(bad, atLeast)
 	if n.Lifecycle.ShutdownTimeout <= 0 {
 		bad(
@@ -116,6 +106,24 @@ func (n *Node) Validate() error {
 		)
 	}
 	return errors.Join(all...)
+}
+
+// validateTimes checks the durations of sandboxes.
+func (n *Node) validateTimes(bad func(string, string, ...any)) {
+	if n.Sandbox.IdleHibernate < 0 {
+		bad("sandbox.idle_hibernate", "%v is negative; use 0s for never", n.Sandbox.IdleHibernate)
+	}
+	if n.Sandbox.GuestTimeout < minGuestTimeout {
+		bad("sandbox.guest_timeout", "%v is too short; use %v or more", n.Sandbox.GuestTimeout, minGuestTimeout)
+	}
+	if n.Sandbox.TombstoneRetention < minTombstoneRetention {
+		bad(
+			"sandbox.tombstone_retention",
+			"%v is too short; use %v or more",
+			n.Sandbox.TombstoneRetention,
+			minTombstoneRetention,
+		)
+	}
 }
 
 func (n *Node) validateQuota(bad func(string, string, ...any)) {
@@ -204,6 +212,9 @@ const maxLimit = 1_000_000
 
 // minTombstoneRetention is the time for which the API promises to return why a sandbox ended.
 const minTombstoneRetention = 24 * time.Hour
+
+// minGuestTimeout is long enough for a guest that is only slow.
+const minGuestTimeout = time.Second
 
 var namePrefix = regexp.MustCompile(`^[a-z][a-z0-9]{0,7}$`)
 

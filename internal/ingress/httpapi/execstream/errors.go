@@ -5,6 +5,7 @@ import (
 
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
+	"github.com/pandastack/pandastack/internal/contract/guestexec"
 	"github.com/pandastack/pandastack/internal/lib/budget"
 )
 
@@ -24,6 +25,7 @@ var guestCodes = []struct {
 	{guestapi.ErrBusy, api.QuotaExceeded, "; wait for some to end"},
 	{guestapi.ErrTooLarge, api.TooLarge, ""},
 	{guestapi.ErrRefused, api.Unreachable, ""},
+	{guestexec.ErrNotStarted, api.Unavailable, "; the sandbox does not respond: see unresponsive_since"},
 	{guestapi.ErrInternal, api.Internal, ""},
 	{guestapi.ErrLost, api.Unavailable, "; the sandbox ended or was restored meanwhile"},
 }

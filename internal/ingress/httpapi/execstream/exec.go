@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"strconv"
+	"time"
 
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
@@ -31,6 +32,9 @@ func Spec(req api.ExecRequest) guestapi.ProcessSpec {
 func Exec(ctx context.Context, g guestapi.Guest, req api.ExecRequest) (api.ExecResult, error) {
 	limit := guestexec.Limit{Bytes: api.MaxOutput}
 	run, err := guestexec.Run(ctx, g, execCommand(req), guestexec.Limits{Stdout: limit, Stderr: limit})
+	if errors.Is(err, guestexec.ErrOvertime) {
+		run.Exit.TimedOut, err = true, nil
+	}
 	if err := commandError(run.Status, err); err != nil {
 		return api.ExecResult{}, err
 	}
@@ -46,9 +50,19 @@ func Exec(ctx context.Context, g guestapi.Guest, req api.ExecRequest) (api.ExecR
 		With("exit_code", res.ExitCode).With("duration_ms", res.DurationMS)
 }
 
+// Bounds of the wait for a guest that does not reply, because its monitor is stopped or it hangs.
+const (
+	// overtime is how long a guest may take to report the end of a command whose timeout has passed.
+	overtime = 3 * time.Second
+	// startTimeout is how long it may take to start a command.
+	startTimeout = 30 * time.Second
+)
+
 // Background starts a command and does not wait until it exits.
 func Background(ctx context.Context, g guestapi.Guest, req api.ExecRequest) (api.ExecResult, error) {
-	p, err := g.Start(ctx, Spec(req))
+	starting, cancel := context.WithTimeoutCause(ctx, startTimeout, guestexec.ErrNotStarted)
+	defer cancel()
+	p, err := g.Start(starting, Spec(req))
 	if err != nil {
 		return api.ExecResult{}, GuestError(err, "command")
 	}
@@ -87,12 +101,14 @@ func ToSSE(ctx context.Context, g guestapi.Guest, req api.ExecRequest, begin fun
 		Started: func(pid uint32) error { sse = begin(); return sse.Event("start", api.ExecStarted{PID: pid}) },
 		Output:  out.output,
 	})
-	err = commandError(run, err)
+	if errors.Is(err, guestexec.ErrOvertime) {
+		run.Exit.TimedOut, err = true, nil
+	}
+	if err = commandError(run, err); err == nil && run.Exit.TimedOut {
+		err = timeout(req)
+	}
 	if sse == nil {
 		return err
-	}
-	if err == nil && run.Exit.TimedOut {
-		err = timeout(req)
 	}
 	_ = out.flush() // from here on a client that cannot be written to is gone, and needs nothing
 	if err != nil {
@@ -107,7 +123,7 @@ func ToSSE(ctx context.Context, g guestapi.Guest, req api.ExecRequest, begin fun
 
 // execCommand is the program of a client's command, with its input.
 func execCommand(req api.ExecRequest) guestexec.Command {
-	cmd := guestexec.Command{Spec: Spec(req)}
+	cmd := guestexec.Command{Spec: Spec(req), Overtime: overtime, StartTimeout: startTimeout}
 	if req.Stdin != nil {
 		cmd.Input = func(_ context.Context, w io.Writer) error {
 			_, err := io.WriteString(w, *req.Stdin)

@@ -196,6 +196,9 @@ func (m *commandMux) exec(ctx context.Context, cancel context.CancelCauseFunc, k
 		return m.send(ctx, reply{ID: c.ID, Stream: streamName(s), Data: text})
 	}}
 	run, err := guestexec.Stream(ctx, m.guest, execCommand(c.ExecRequest), guestexec.Sink{Output: out.output})
+	if errors.Is(err, guestexec.ErrOvertime) {
+		run.Exit.TimedOut, err = true, nil
+	}
 	err = commandError(run, err)
 	// The id is free again before the client reads of the end, so that the client may use it at once.
 	m.mu.Lock()
