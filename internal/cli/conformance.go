@@ -46,6 +46,7 @@ func (a *app) conformance() *cobra.Command {
 		}
 		return a.conform(c.Context(), conformance.Options{
 			DataDir: l.DataDir, Agent: l.Agent(), Open: open, DisableJail: l.Node.VMM.DisableJail,
+			RecordCalls: l.Node.VMM.SeccompMode == "record",
 		})
 	}
 	return c
@@ -53,13 +54,13 @@ func (a *app) conformance() *cobra.Command {
 
 // conform runs the suite and prints the results.
 func (a *app) conform(ctx context.Context, o conformance.Options) (err error) {
-	lab, remove, err := conformance.Lab(ctx, o)
+	lab, err := conformance.Open(ctx, o)
 	if err != nil {
 		return local(err)
 	}
-	defer func() { err = errors.Join(err, remove()) }()
+	defer func() { err = errors.Join(err, lab.Close(ctx)) }()
 	var broken error
-	report := conformance.Suite(ctx, lab, func(r conformance.Result) {
+	report := conformance.Suite(ctx, lab.Lab, func(r conformance.Result) {
 		if a.json || ctx.Err() != nil { // failures after a cancellation say nothing about the monitor
 			return
 		}
@@ -80,11 +81,20 @@ func (a *app) conform(ctx context.Context, o conformance.Options) (err error) {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
+	report.RefusedCalls = lab.RefusedCalls()
 	if a.json {
 		broken = writeJSON(a.Stdout, report)
 	} else {
 		_, e := fmt.Fprintf(a.Stdout, "\n%s", report.Rows())
 		broken = errors.Join(broken, e)
+		if len(report.RefusedCalls) > 0 {
+			_, e := fmt.Fprintf(
+				a.Stdout,
+				"\nsystem calls that are not allowed (add them to vmm.seccomp_allow if the monitor needs them): %s\n",
+				strings.Join(report.RefusedCalls, ", "),
+			)
+			broken = errors.Join(broken, e)
+		}
 	}
 	if broken != nil {
 		return local(broken)
@@ -127,6 +137,8 @@ func monitor(
 		accelerator = choice.Accelerator
 	}
 	return func(ctx context.Context, _ string) (vmm.Driver, error) {
-		return qemu.New(ctx, qemu.Config{Binary: c.QEMU, Accelerator: accelerator})
+		return qemu.New(ctx, qemu.Config{
+			Binary: c.QEMU, Accelerator: accelerator, AllowSyscalls: c.AllowedSyscalls(),
+		})
 	}, nil
 }

@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -26,32 +28,48 @@ type Options struct {
 	Log  func(line string) // receives the log of building the root disk; may be nil
 	// DisableJail runs the monitors as this process's user and outside a jail, as the node's setting does.
 	DisableJail bool
+	RecordCalls bool // lets system calls that are not allowed continue, as the node's setting does
+}
+
+// Lab is the data directory and the jail of one run of the suite.
+type Lab struct {
+	vmmtest.Lab
+	work *workdir
+}
+
+// Close removes everything but the root disk, which the next run uses again.
+func (l *Lab) Close(ctx context.Context) error { return l.work.close(ctx) }
+
+// RefusedCalls returns the sorted names of system calls of monitors that are not allowed.
+func (l *Lab) RefusedCalls() []string {
+	l.work.mu.Lock()
+	defer l.work.mu.Unlock()
+	return slices.Sorted(maps.Keys(l.work.refused))
 }
 
 // memoryMiB is the memory of each machine.
 const memoryMiB = 256
 
-// Lab prepares the data directory for the suite. Monitors run in a jail, as those of a node do. The returned function
-// removes everything but the root disk, which the next run uses again.
-func Lab(ctx context.Context, o Options) (vmmtest.Lab, func() error, error) {
+// Open prepares the data directory for the suite. Monitors run in a jail, as those of a node do.
+func Open(ctx context.Context, o Options) (*Lab, error) {
 	boot, err := kernel.Find(ctx, filepath.Join(o.DataDir, "kernel"), o.Agent)
 	if err != nil {
-		return vmmtest.Lab{}, nil, err
+		return nil, err
 	}
 	a, err := openWorkdir(ctx, o)
 	if err != nil {
-		return vmmtest.Lab{}, nil, err
+		return nil, err
 	}
 	root, err := rootDisk(ctx, o)
 	if err != nil {
-		return vmmtest.Lab{}, nil, errors.Join(fmt.Errorf("build the root disk: %w", err), a.close(ctx))
+		return nil, errors.Join(fmt.Errorf("build the root disk: %w", err), a.close(ctx))
 	}
 	confine, err := a.confine(ctx, o)
 	if err != nil {
-		return vmmtest.Lab{}, nil, errors.Join(fmt.Errorf("make a jail: %w", err), a.close(ctx))
+		return nil, errors.Join(fmt.Errorf("make a jail: %w", err), a.close(ctx))
 	}
 	dir, uid, gid := a.dir, confine.UID, confine.GID
-	return vmmtest.Lab{
+	return &Lab{work: a, Lab: vmmtest.Lab{
 		Dir: dir,
 		Open: func(t vmmtest.TB) vmm.Driver {
 			d, err := o.Open(t.Context(), filepath.Join(dir, "driver"))
@@ -98,7 +116,7 @@ func Lab(ctx context.Context, o Options) (vmmtest.Lab, func() error, error) {
 				t.Fatal(err)
 			}
 		},
-	}, func() error { return a.close(ctx) }, nil
+	}}, nil
 }
 
 // abandon simulates the death of a host agent: it closes the driver and leaves the machines running.

@@ -24,6 +24,8 @@ type Report struct {
 	Driver    vmm.Capabilities `json:"driver"`
 	Results   []Result         `json:"results"`
 	Latencies []Latency        `json:"latencies"`
+	// RefusedCalls are the names of system calls that monitors made in their jail and that are not allowed.
+	RefusedCalls []string `json:"refused_calls,omitempty"`
 }
 
 // Passed reports whether every case passed.

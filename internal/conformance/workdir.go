@@ -7,6 +7,7 @@ import (
 	"hash/fnv"
 	"os"
 	"path/filepath"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -21,6 +22,19 @@ type workdir struct {
 	lock   *os.File
 	jail   *jail.Manager // nil: none
 	cgroup *jail.Cgroup
+
+	mu      sync.Mutex
+	refused map[string]bool // names of system calls that are not allowed
+}
+
+// refuse is called with each system call that is not allowed.
+func (a *workdir) refuse(c jail.RefusedCall) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.refused == nil {
+		a.refused = map[string]bool{}
+	}
+	a.refused[c.Name] = true
 }
 
 // jailTimeout bounds the removal of a jail, whose processes have been killed before.
@@ -44,6 +58,7 @@ func (a *workdir) confine(ctx context.Context, o Options) (c vmm.Confine, err er
 	_, _ = name.Write([]byte(a.dir)) // never fails
 	a.jail, err = jail.New(jail.Config{
 		Hierarchy: layout, Prefix: fmt.Sprintf("panda-conform-%x", name.Sum32()), ProgramsDir: programs,
+		OnRefusedCall: a.refuse, RecordCalls: o.RecordCalls,
 	})
 	if err != nil {
 		return c, err

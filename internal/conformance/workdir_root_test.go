@@ -8,6 +8,7 @@ import (
 	"errors"
 	"io/fs"
 	"os"
+	"slices"
 	"syscall"
 	"testing"
 
@@ -61,6 +62,12 @@ func TestMonitorsRunInJail(t *testing.T) {
 			int(status), err, &text)
 	}
 	_ = out.Close()
+	for _, name := range []string{"mount", "bpf", "mount"} {
+		a.refuse(jail.RefusedCall{Name: name})
+	}
+	if got := (&Lab{work: a}).RefusedCalls(); !slices.Equal(got, []string{"bpf", "mount"}) {
+		t.Errorf("RefusedCalls() = %v, want bpf and mount", got)
+	}
 	if err := a.close(t.Context()); err != nil {
 		t.Fatal(err)
 	}

@@ -36,7 +36,10 @@ func (n *node) driver(ctx context.Context) (vmm.Driver, error) {
 	}
 	d, err := qemu.New(
 		ctx,
-		qemu.Config{Binary: c.QEMU, Accelerator: choice.Accelerator, Dir: n.path("qemu"), Log: n.Log},
+		qemu.Config{
+			Binary: c.QEMU, Accelerator: choice.Accelerator, Dir: n.path("qemu"), Log: n.Log,
+			AllowSyscalls: c.AllowedSyscalls(),
+		},
 	)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("QEMU is not installed: %w; run 'pandastack setup'", err)

@@ -8,6 +8,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/time/rate"
+
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
 	"github.com/pandastack/pandastack/internal/host/agent"
 	"github.com/pandastack/pandastack/internal/host/machine"
@@ -151,7 +153,10 @@ func (n *node) openJail() (*jail.Manager, error) {
 	if err != nil {
 		return nil, fmt.Errorf("cgroups: %w", err)
 	}
-	j, err := jail.New(jail.Config{Hierarchy: layout, Prefix: n.Config.Network.Prefix, ProgramsDir: n.path("jail")})
+	j, err := jail.New(jail.Config{
+		Hierarchy: layout, Prefix: n.Config.Network.Prefix, ProgramsDir: n.path("jail"),
+		OnRefusedCall: n.refusedCallLogger(), RecordCalls: n.Config.VMM.SeccompMode == "record",
+	})
 	if err != nil {
 		return nil, fmt.Errorf("cgroups: %w", err)
 	}
@@ -160,6 +165,23 @@ func (n *node) openJail() (*jail.Manager, error) {
 		return nil, fmt.Errorf("jail: %w; choose another --network-prefix for this node", err)
 	}
 	return j, nil
+}
+
+// refusedCallLogger returns a function that logs system calls that a monitor's policy does not allow. A
+// monitor that has been taken over can make any number of them, so it logs the first hundred and then
+// one every ten seconds.
+func (n *node) refusedCallLogger() func(jail.RefusedCall) {
+	some := rate.Sometimes{First: 100, Interval: 10 * time.Second}
+	return func(c jail.RefusedCall) {
+		some.Do(func() {
+			text := "refused a system call of a monitor"
+			if c.Continued {
+				text = "recorded a system call of a monitor that is not allowed"
+			}
+			n.Log.Warn(text, "call", c.Name, "args", fmt.Sprintf("%#x", c.Args), "machine", c.Cgroup, "pid", c.PID,
+				"remedy", "if QEMU needs it, add it to vmm.seccomp_allow")
+		})
+	}
 }
 
 // monitorUser returns a function that maps a network slot to the user and group of its monitor.

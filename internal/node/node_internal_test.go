@@ -20,6 +20,7 @@ import (
 	"github.com/pandastack/pandastack/internal/image/kernel"
 	"github.com/pandastack/pandastack/internal/lib/config"
 	"github.com/pandastack/pandastack/internal/lib/durable"
+	"github.com/pandastack/pandastack/internal/os/jail"
 	"github.com/pandastack/pandastack/internal/vmm"
 )
 
@@ -33,6 +34,35 @@ func newNode(t *testing.T, env ...string) *node {
 	n := &node{fail: func(error) {}}
 	n.Config, n.Version, n.Log = &l.Node, "test", slog.New(slog.NewTextHandler(io.Discard, nil))
 	return n
+}
+
+// TestRefusedCallsAreLogged checks that refused system calls are logged with their names, and that a monitor cannot
+// fill the log with them.
+func TestRefusedCallsAreLogged(t *testing.T) {
+	n := newNode(t)
+	var out bytes.Buffer
+	n.Log = slog.New(slog.NewTextHandler(&out, nil))
+	synctest.Test(t, func(*testing.T) {
+		log := n.refusedCallLogger()
+		for range 1000 {
+			log(jail.RefusedCall{Cgroup: "m1", PID: 7, Name: "bpf", Args: [6]uint64{1, 255}})
+		}
+		<-time.After(time.Minute) // passes at once here
+		log(jail.RefusedCall{Cgroup: "m1", PID: 7, Name: "mount", Continued: true})
+	})
+	lines := strings.Split(strings.TrimSpace(out.String()), "\n")
+	if len(lines) != 101 {
+		t.Errorf("1001 calls made %d lines, want 101", len(lines))
+	}
+	for line, want := range map[string]string{
+		lines[0]: `msg="refused a system call of a monitor" call=bpf args="[0x1 0xff 0x0 0x0 0x0 0x0]" ` +
+			`machine=m1`,
+		lines[len(lines)-1]: `msg="recorded a system call of a monitor that is not allowed" call=mount`,
+	} {
+		if !strings.Contains(line, want) || !strings.Contains(line, "vmm.seccomp_allow") {
+			t.Errorf("got line %s, want %s", line, want)
+		}
+	}
 }
 
 func TestLock(t *testing.T) {

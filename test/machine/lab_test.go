@@ -133,6 +133,8 @@ type lab struct {
 	dir  string
 	stop func() error
 	end  func(leave bool) error
+	// refused are the system calls that a monitor made in its jail and that are not allowed.
+	refused *refusedCalls
 }
 
 // Guest returns the guest of a running machine.
@@ -295,7 +297,11 @@ func open(ctx context.Context, dir string, log io.Writer) (_ *lab, err error) {
 	if err != nil {
 		return nil, err
 	}
-	cells, err := jail.New(jail.Config{Hierarchy: layout, Prefix: prefix(dir), ProgramsDir: filepath.Join(dir, "jail")})
+	refused := &refusedCalls{}
+	cells, err := jail.New(jail.Config{
+		Hierarchy: layout, Prefix: prefix(dir), ProgramsDir: filepath.Join(dir, "jail"),
+		OnRefusedCall: refused.add,
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -355,7 +361,7 @@ func open(ctx context.Context, dir string, log io.Writer) (_ *lab, err error) {
 	if err := h.Open(ctx); err != nil {
 		return nil, err
 	}
-	l := &lab{Host: h, dir: dir}
+	l := &lab{Host: h, dir: dir, refused: refused}
 	run, cancel := context.WithCancel(ctx)
 	errs := make(chan error, 2)
 	go func() { errs <- pool.Run(run) }()
@@ -378,7 +384,31 @@ func open(ctx context.Context, dir string, log io.Writer) (_ *lab, err error) {
 }
 
 // close ends the host agent; with leave its machines continue to run.
-func (l *lab) close(leave bool) error { return errors.Join(l.stop(), l.end(leave)) }
+func (l *lab) close(leave bool) error { return errors.Join(l.stop(), l.end(leave), l.refused.err()) }
+
+// refusedCalls counts the system calls that monitors made and that are not allowed.
+type refusedCalls struct {
+	mu    sync.Mutex
+	calls map[string]int
+}
+
+func (r *refusedCalls) add(c jail.RefusedCall) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.calls == nil {
+		r.calls = map[string]int{}
+	}
+	r.calls[fmt.Sprintf("%s(%#x)", c.Name, c.Args[:2])]++
+}
+
+func (r *refusedCalls) err() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.calls) == 0 {
+		return nil
+	}
+	return fmt.Errorf("monitors made system calls that are not allowed: %v", r.calls)
+}
 
 // recipes returns the templates of the tests. Their root images are built once for a data directory.
 func recipes(data string) ([]bake.Recipe, error) {

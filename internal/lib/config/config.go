@@ -14,6 +14,7 @@ package config
 import (
 	"fmt"
 	"net/netip"
+	"strings"
 	"time"
 )
 
@@ -91,7 +92,14 @@ type VMM struct {
 	HotplugMemoryMiB int    `yaml:"hotplug_memory_mib" was:"vmm.more_memory_mib" default:"4096"`
 	HotplugDisks     int    `yaml:"hotplug_disks" was:"vmm.more_disks" default:"2"`
 	HugePages        bool   `yaml:"huge_pages" default:"false"`
+	SeccompAllow     string `yaml:"seccomp_allow" default:""`
+	SeccompMode      string `yaml:"seccomp_mode" default:"enforce"`
 	DisableJail      bool   `yaml:"disable_jail" was:"vmm.unconfined" default:"false"`
+}
+
+// AllowedSyscalls returns the names in SeccompAllow.
+func (v VMM) AllowedSyscalls() []string {
+	return strings.FieldsFunc(v.SeccompAllow, func(r rune) bool { return r == ',' || r == ' ' })
 }
 
 // Capacity bounds what the node may promise to sandboxes.

@@ -131,7 +131,7 @@ func TestAllProblemsAtOnce(t *testing.T) {
 		"node.yaml",
 		"colour: red\nlog:\n  level: loud\nnetwork:\n  slots: many\n  cidr: 10.0.0.0/29\n  allow: 10.1.0.0/16, "+
 			"there\n  resolvers: 9.9.9.9,here\n  prefix: Way-too-long\nlimits:\n  disk_mib_per_s: -1\n  "+
-			"network_out_mbit: 2000000\nlisten: here\n",
+			"network_out_mbit: 2000000\nlisten: here\nvmm:\n  seccomp_mode: loose\n  seccomp_allow: read, Wr-ite\n",
 	)
 	_, err := config.Load(config.Sources{File: file, Env: []string{"PANDASTACK_LIFECYCLE_SHUTDOWN_TIMEOUT=soon"}})
 	if err == nil {
@@ -141,6 +141,8 @@ func TestAllProblemsAtOnce(t *testing.T) {
 		"limits.disk_mib_per_s: -1 is too small", "limits.network_out_mbit: 2000000 is more than 1000000",
 		"colour: unknown setting (" + file + " line 1)",
 		`log.level: "loud" is not one of debug, info, warn, error`,
+		`vmm.seccomp_mode: "loose" is not one of enforce, record`,
+		`vmm.seccomp_allow: "Wr-ite" is not the name of a system call`,
 		`network.slots (` + file + ` line 5): "many" is not a whole number`,
 		"network.cidr: 10.0.0.0/29 has room for 2 sandboxes",
 		`network.allow: "there" is not an IPv4 network`,

@@ -58,6 +58,10 @@ var settingDocs = map[string]string{
 		"as the host has such pages reserved (vm.nr_hugepages). Firecracker 1.17 or newer only. This takes fewer " +
 		"page " +
 		"faults, but sandboxes do not share memory.",
+	"vmm.seccomp_allow": "Names of system calls, separated by commas, that QEMU may make in its jail in addition to " +
+		"those that PandaStack knows it needs. For other versions of QEMU; the node's log names refused calls.",
+	"vmm.seccomp_mode": "enforce refuses system calls of QEMU that are not allowed; record logs and allows those " +
+		"that do not serve attacks, to find out what another version of QEMU needs.",
 	"vmm.disable_jail": "Run monitors as the node's own user and outside the jail. For tests of the host only.",
 
 	"capacity.memory_mib":         "Memory for sandboxes; 0 is all but capacity.memory_reserve_mib.",

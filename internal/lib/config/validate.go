@@ -58,13 +58,7 @@ func (n *Node) Validate() error {
 	n.validateAccess(bad, atLeast, oneOf)
 	oneOf("log.level", n.Log.Level, "debug", "info", "warn", "error")
 	oneOf("log.format", n.Log.Format, "text", "json")
-	oneOf("vmm.driver", n.VMM.Driver, "auto", "firecracker", "qemu")
-	atLeast("vmm.hotplug_memory_mib", n.VMM.HotplugMemoryMiB, 0)
-	if n.VMM.HotplugMemoryMiB%128 != 0 {
-		bad("vmm.hotplug_memory_mib", "%d is not a multiple of 128", n.VMM.HotplugMemoryMiB)
-	}
-	atLeast("vmm.hotplug_disks", n.VMM.HotplugDisks, 0)
-	oneOf("vmm.accelerator", n.VMM.Accelerator, "auto", "kvm", "tcg")
+	n.validateVMM(bad, atLeast, oneOf)
 	atLeast("capacity.memory_mib", n.Capacity.MemoryMiB, 0)
 	atLeast("capacity.memory_reserve_mib", n.Capacity.MemoryReserveMiB, 0)
 	atLeast("capacity.disk_image_gib", n.Capacity.DiskImageGiB, 1)
@@ -217,6 +211,27 @@ const minTombstoneRetention = 24 * time.Hour
 const minGuestTimeout = time.Second
 
 var namePrefix = regexp.MustCompile(`^[a-z][a-z0-9]{0,7}$`)
+
+// validateVMM reports the problems of the settings of monitors.
+func (n *Node) validateVMM(
+	bad func(path, format string, args ...any),
+	atLeast func(path string, value, least int),
+	oneOf func(path, value string, allowed ...string),
+) {
+	oneOf("vmm.driver", n.VMM.Driver, "auto", "firecracker", "qemu")
+	atLeast("vmm.hotplug_memory_mib", n.VMM.HotplugMemoryMiB, 0)
+	if n.VMM.HotplugMemoryMiB%128 != 0 {
+		bad("vmm.hotplug_memory_mib", "%d is not a multiple of 128", n.VMM.HotplugMemoryMiB)
+	}
+	atLeast("vmm.hotplug_disks", n.VMM.HotplugDisks, 0)
+	oneOf("vmm.accelerator", n.VMM.Accelerator, "auto", "kvm", "tcg")
+	oneOf("vmm.seccomp_mode", n.VMM.SeccompMode, "enforce", "record")
+	for _, call := range n.VMM.AllowedSyscalls() {
+		if strings.Trim(call, "abcdefghijklmnopqrstuvwxyz0123456789_") != "" {
+			bad("vmm.seccomp_allow", "%q is not the name of a system call, such as timerfd_create", call)
+		}
+	}
+}
 
 // Agent returns the path of the guest agent.
 //

@@ -94,8 +94,12 @@ func (g *Cgroup) start(spec Spec, argv []string, attr *syscall.ProcAttr) (pid in
 		if err := runSteps(c.steps()); err != nil {
 			return err
 		}
-		if err := dropPrivileges(); err != nil {
+		calls, err := dropPrivileges(spec.Syscalls, g.manager.cfg.RecordCalls)
+		if err != nil {
 			return err
+		}
+		if calls != nil {
+			g.manager.handleCalls(g.name, calls)
 		}
 		pid, err = syscall.ForkExec(spec.Program, argv, &inside)
 		if err != nil {

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pandastack/pandastack/internal/os/jail"
+	"github.com/pandastack/pandastack/internal/os/seccomp"
 )
 
 // escapeAttempts are run inside a jail. They return nil if the attempt succeeded.
@@ -461,8 +462,13 @@ func inheritable(t *testing.T) int {
 
 // TestEscapes runs every attempt in a jail, where it must fail, and outside, where it must succeed;
 // otherwise the attempt would prove nothing.
-func TestEscapes(t *testing.T) {
-	f := newFixture(t, "pntescape")
+func TestEscapes(t *testing.T) { testEscapes(t, "pntescape", nil) }
+
+// TestEscapesWithPolicy runs the attempts in a jail with a list of allowed calls.
+func TestEscapesWithPolicy(t *testing.T) { testEscapes(t, "pntescpol", goPolicy(t)) }
+
+func testEscapes(t *testing.T, prefix string, policy *seccomp.Policy) {
+	f := newFixture(t, prefix)
 	o := newHostTargets(t)
 	limits := jail.Limits{MemoryMax: 512 << 20, PIDs: 64, OpenFiles: 256}
 	for _, a := range escapes(o) {
@@ -486,7 +492,7 @@ func TestEscapes(t *testing.T) {
 			}
 			b := *f
 			b.t = t
-			spec := jail.Spec{Binds: []jail.Bind{{Path: o.work, Target: "/room", Write: true}}}
+			spec := jail.Spec{Binds: []jail.Bind{{Path: o.work, Target: "/room", Write: true}}, Syscalls: policy}
 			exit, output := run(t, jailed(command(t, a.try, args...), b.group("escape", limits), spec))
 			t.Logf("%v: %s", exit, output)
 			if !exit.Known || exit.Signal != 0 || exit.Code != 1 {

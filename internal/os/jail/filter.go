@@ -1,25 +1,88 @@
 package jail
 
 import (
+	"errors"
 	"fmt"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/pandastack/pandastack/internal/os/seccomp"
 )
 
 // dropPrivileges removes what no monitor needs from the calling thread and its future children:
-// gaining privileges by running programs, capabilities, and system calls that mainly widen the
-// kernel's attack surface.
-func dropPrivileges() error {
+// gaining privileges by running programs, capabilities, and system calls. With a policy, these are
+// all that it does not allow, and the returned listener receives them; otherwise those that mainly
+// widen the kernel's attack surface. If record is set, both filters apply, and the caller lets the
+// calls that the policy does not allow continue.
+func dropPrivileges(policy *seccomp.Policy, record bool) (*seccomp.Listener, error) {
 	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
-		return fmt.Errorf("no new privileges: %w", err)
+		return nil, fmt.Errorf("no new privileges: %w", err)
 	}
 	if err := dropCapabilities(); err != nil {
-		return err
+		return nil, err
 	}
-	if err := setFilter(filter(denied, nativeArch)); err != nil {
-		return fmt.Errorf("filter system calls: %w", err)
+	if policy == nil || record {
+		if err := setFilter(filter(denied, nativeArch)); err != nil {
+			return nil, fmt.Errorf("filter system calls: %w", err)
+		}
 	}
-	return nil
+	if policy == nil {
+		return nil, nil
+	}
+	return seccomp.Install(policy, nativeArch)
+}
+
+// RefusedCall is a system call that the policy of a jail does not allow and that its process made.
+type RefusedCall struct {
+	Cgroup    string
+	PID       int // of the thread
+	Name      string
+	Args      [6]uint64
+	Continued bool // the call was made all the same, because calls are only recorded
+}
+
+// handleCalls responds to the calls that a jail's policy does not allow, in a goroutine that ends
+// with the last process of the jail or with Close.
+func (m *Manager) handleCalls(cgroup string, l *seccomp.Listener) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.listeners[l] = struct{}{}
+	m.handlers.Go(func() {
+		for {
+			c, err := l.Next()
+			if err != nil {
+				break // no process is left, or Close was called
+			}
+			respond := l.Refuse
+			if m.cfg.RecordCalls {
+				respond = l.Continue
+			}
+			if respond(c) != nil {
+				break // closing the listener refuses all further calls
+			}
+			if m.cfg.OnRefusedCall != nil {
+				m.cfg.OnRefusedCall(RefusedCall{cgroup, c.PID, c.Name, c.Args, m.cfg.RecordCalls})
+			}
+		}
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		if _, open := m.listeners[l]; open {
+			delete(m.listeners, l)
+			_ = l.Close() // was only read
+		}
+	})
+}
+
+// closeListeners ends the goroutines of handleCalls and waits for them.
+func (m *Manager) closeListeners() (err error) {
+	m.mu.Lock()
+	for l := range m.listeners {
+		delete(m.listeners, l)
+		err = errors.Join(err, l.Close())
+	}
+	m.mu.Unlock()
+	m.handlers.Wait()
+	return err
 }
 
 // dropCapabilities clears the bounding set and the ambient set. The capabilities that the thread

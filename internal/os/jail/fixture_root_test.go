@@ -59,13 +59,20 @@ type fixture struct {
 
 func newFixture(t testing.TB, prefix string) *fixture {
 	t.Helper()
+	return newFixtureOf(t, jail.Config{Prefix: prefix})
+}
+
+// newFixtureOf returns a fixture with a configuration that it completes.
+func newFixtureOf(t testing.TB, c jail.Config) *fixture {
+	t.Helper()
 	probetest.Need(t, probe.Config{}, probe.Jail)
 	layout, err := jail.Probe()
 	if err != nil {
 		t.Fatal(err)
 	}
 	programsDir := t.TempDir()
-	j, err := jail.New(jail.Config{Hierarchy: layout, Prefix: prefix, ProgramsDir: programsDir})
+	c.Hierarchy, c.ProgramsDir = layout, programsDir
+	j, err := jail.New(c)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -13,6 +13,7 @@ import (
 	"sync"
 
 	"github.com/pandastack/pandastack/internal/lib/filelock"
+	"github.com/pandastack/pandastack/internal/os/seccomp"
 )
 
 // ErrNoCgroup reports that the cgroup to adopt does not exist.
@@ -29,6 +30,12 @@ type Config struct {
 	ProgramsDir string
 	// LockDir is where user IDs are claimed, for all processes of the host; "": filelock.Dir.
 	LockDir string
+	// OnRefusedCall is called with each system call that the policy of a jail does not allow. It must
+	// not block. A process can make many such calls.
+	OnRefusedCall func(RefusedCall)
+	// RecordCalls lets these calls continue unless they serve attacks (Spec.Syscalls), to find out
+	// which calls a program makes.
+	RecordCalls bool
 }
 
 const (
@@ -66,8 +73,11 @@ type Manager struct {
 	programs *programNamespace
 	claim    *filelock.Lock // held by ClaimUIDs; nil: none
 
-	mu     sync.Mutex
-	groups map[string]*Cgroup // +checklocks:mu
+	handlers sync.WaitGroup // of refused calls
+
+	mu        sync.Mutex
+	groups    map[string]*Cgroup             // +checklocks:mu
+	listeners map[*seccomp.Listener]struct{} // +checklocks:mu
 }
 
 // New returns a Manager after validating the configuration. It does not access the host.
@@ -92,7 +102,7 @@ func New(c Config) (*Manager, error) {
 	return &Manager{
 		cfg:      c,
 		programs: &programNamespace{dir: c.ProgramsDir, roots: map[string]*programRoot{}},
-		groups:   map[string]*Cgroup{},
+		groups:   map[string]*Cgroup{}, listeners: map[*seccomp.Listener]struct{}{},
 	}, nil
 }
 
@@ -242,9 +252,10 @@ func (m *Manager) leftovers() ([]string, error) {
 	return slices.Compact(names), nil
 }
 
-// Close removes the parent cgroup if it is empty. Otherwise the cgroups and their processes remain.
+// Close removes the parent cgroup if it is empty. Otherwise the cgroups and their processes remain;
+// system calls that they are not allowed fail without a report.
 func (m *Manager) Close() error {
-	all := m.programs.close()
+	all := errors.Join(m.programs.close(), m.closeListeners())
 	if m.claim != nil {
 		all = errors.Join(all, m.claim.Release())
 		m.claim = nil

@@ -3,6 +3,8 @@ package jail
 import (
 	"os"
 	"time"
+
+	"github.com/pandastack/pandastack/internal/os/seccomp"
 )
 
 // Spec describes the jail of one process. Its root directory is read-only and contains nothing else
@@ -22,6 +24,9 @@ type Spec struct {
 	Devices []string
 	// BootClockOffset is how far the process's clock since boot is ahead of the host's; 0: not at all.
 	BootClockOffset time.Duration
+	// Syscalls are the system calls that the process may make. It includes those that start a process.
+	// If it is nil, calls are denied that mainly serve attacks.
+	Syscalls *seccomp.Policy
 	// Netns is the network namespace of the process. If it is nil, the process gets a new, empty one.
 	Netns *os.File
 }

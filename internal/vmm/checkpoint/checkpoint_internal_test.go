@@ -3,6 +3,7 @@ package checkpoint
 import (
 	"bytes"
 	"debug/elf"
+	"encoding/binary"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -318,5 +319,29 @@ func TestMapDelta(t *testing.T) {
 				t.Error("MapDelta with wrong spans succeeded, want an error")
 			}
 		})
+	}
+}
+
+// TestNotifies checks which filters belong to a process's surroundings.
+func TestNotifies(t *testing.T) {
+	ret := func(k uint32) []byte {
+		return binary.LittleEndian.AppendUint32([]byte{unix.BPF_RET | unix.BPF_K, 0, 0, 0}, k)
+	}
+	load := binary.LittleEndian.AppendUint32([]byte{unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, 0, 0, 0},
+		unix.SECCOMP_RET_USER_NOTIF)
+	for name, c := range map[string]struct {
+		filter []byte
+		want   bool
+	}{
+		"notifies":  {append(ret(unix.SECCOMP_RET_ALLOW), ret(unix.SECCOMP_RET_USER_NOTIF)...), true},
+		"with_data": {ret(unix.SECCOMP_RET_USER_NOTIF | 7), true},
+		"refuses":   {append(ret(unix.SECCOMP_RET_ERRNO|1), ret(unix.SECCOMP_RET_ALLOW)...), false},
+		"loads":     {append(load, ret(unix.SECCOMP_RET_ALLOW)...), false},
+		"empty":     {nil, false},
+		"cut_short": {ret(unix.SECCOMP_RET_USER_NOTIF)[:7], false},
+	} {
+		if got := notifies(c.filter); got != c.want {
+			t.Errorf("%s: notifies() = %v, want %v", name, got, c.want)
+		}
 	}
 }

@@ -1,6 +1,7 @@
 package checkpoint
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -330,6 +331,19 @@ func (r *restorer) restoreFDs() error {
 	return nil
 }
 
+// notifies reports whether a seccomp filter refers calls to the process that installed it
+// (seccomp_unotify(2)). That process belongs to the surroundings of the dumped process, as its jail
+// does, and the stub has its own.
+func notifies(filter []byte) bool {
+	for ; len(filter) >= filterInstruction; filter = filter[filterInstruction:] {
+		code, k := binary.LittleEndian.Uint16(filter), binary.LittleEndian.Uint32(filter[4:])
+		if code == unix.BPF_RET|unix.BPF_K && k&unix.SECCOMP_RET_ACTION_FULL == unix.SECCOMP_RET_USER_NOTIF {
+			return true
+		}
+	}
+	return false
+}
+
 // restoreSignals sets the signal actions and adds the seccomp filters that the stub does not have
 // yet.
 func (r *restorer) restoreSignals() error {
@@ -343,14 +357,13 @@ func (r *restorer) restoreSignals() error {
 	if err != nil {
 		return err
 	}
-	all := r.plan.Checkpoint.Filters
-	if len(have) > len(all) {
-		return errors.New("the restore stub has more seccomp filters than the checkpoint")
-	}
 	r.table.call(callPrctl, unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-	for _, f := range all[len(have):] {
+	for _, f := range r.plan.Checkpoint.Filters {
 		if len(f) == 0 || len(f)%filterInstruction != 0 {
 			return errors.New("a seccomp filter is damaged")
+		}
+		if notifies(f) || slices.ContainsFunc(have, func(h []byte) bool { return bytes.Equal(f, h) }) {
+			continue
 		}
 		code := r.table.addBytes(f)
 		prog := r.table.addWords(uint64(len(f)/filterInstruction), code)

@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/pandastack/pandastack/internal/os/seccomp"
 	"github.com/pandastack/pandastack/internal/vmm"
 	"github.com/pandastack/pandastack/internal/vmm/qemu/checkpointstore"
 	"github.com/pandastack/pandastack/internal/vmm/qemu/tsc"
@@ -24,6 +25,9 @@ type Config struct {
 	// restored from their device state and never from a monitor checkpoint.
 	Dir string
 	Log *slog.Logger // nil: no log
+	// AllowSyscalls are names of system calls that monitors in a jail may make in addition to those
+	// that QEMU is known to need.
+	AllowSyscalls []string
 	// Limit bounds each wait for a monitor: for its start, a response, or its exit. 0 means one
 	// minute.
 	Limit time.Duration
@@ -43,6 +47,8 @@ type Driver struct {
 	checkpoints *checkpointstore.Store // nil: monitor checkpoints are not used
 	tsc         *tsc.Meter
 	monitors    *vmmproc.Registry
+	// System calls of monitors and of restore stubs in a jail.
+	syscalls, stubSyscalls *seccomp.Policy
 }
 
 var _ vmm.Driver = (*Driver)(nil)
@@ -73,6 +79,9 @@ func New(ctx context.Context, config Config) (*Driver, error) {
 		return nil, err
 	}
 	if d.cpu, err = fingerprint(config.Accelerator); err != nil {
+		return nil, err
+	}
+	if d.syscalls, d.stubSyscalls, err = syscallPolicies(config.Accelerator, config.AllowSyscalls); err != nil {
 		return nil, err
 	}
 	if config.Dir != "" && config.Accelerator == vmm.TCG {

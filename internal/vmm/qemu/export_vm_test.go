@@ -5,7 +5,10 @@ package qemu
 import (
 	"context"
 
+	"github.com/pandastack/pandastack/internal/os/jail"
+	"github.com/pandastack/pandastack/internal/os/seccomp"
 	"github.com/pandastack/pandastack/internal/vmm"
+	"github.com/pandastack/pandastack/internal/vmm/vmmtest"
 )
 
 // Throttled returns the disk limits that the monitor of m applies.
@@ -24,4 +27,24 @@ func Throttled(ctx context.Context, m vmm.Machine) ([]vmm.Rate, error) {
 		all = append(all, vmm.Rate{Bytes: b.Inserted.BPS, Ops: b.Inserted.IOPS})
 	}
 	return all, nil
+}
+
+// AllowOnlyStart makes a driver allow its monitors only the calls that start a program in a jail, so that all others
+// are recorded.
+func AllowOnlyStart(t vmmtest.TB, driver vmm.Driver) {
+	policy, err := seccomp.New(startCalls)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := driver.(*Driver)
+	d.syscalls, d.stubSyscalls = policy, policy
+}
+
+// Allows reports whether a monitor or a restore stub may make a call.
+func Allows(t vmmtest.TB, c jail.RefusedCall) bool {
+	_, stub, err := syscallPolicies(vmm.TCG, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return stub.Allows(c.Name, c.Args)
 }

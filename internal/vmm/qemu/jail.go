@@ -18,7 +18,7 @@ const jailDir = "/machine/"
 
 // jailSpec returns what a monitor gets in a jail in addition to its inherited descriptors.
 func (d *Driver) jailSpec(binds []jail.Bind) jail.Spec {
-	c := jail.Spec{Program: d.config.Binary, Binds: binds}
+	c := jail.Spec{Program: d.config.Binary, Binds: binds, Syscalls: d.syscalls}
 	// The directories of Debian's build, and that beside the program of any build.
 	for _, dir := range []string{"/usr/share/qemu", "/usr/share/seabios",
 		filepath.Join(d.config.Binary, "../../share/qemu")} {
@@ -47,7 +47,7 @@ func (d *Driver) jailCommand(
 	}
 	command.Groups = nil // any user in a jail may open its devices
 	command.Fork = func(_ string, argv []string, attr *syscall.ProcAttr) (int, error) {
-		spec := jail.Spec{Program: command.Path, Binds: binds}
+		spec := jail.Spec{Program: command.Path, Binds: binds, Syscalls: d.stubSyscalls}
 		if command.Path == d.config.Binary {
 			spec = d.jailSpec(binds)
 		}

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/pandastack/pandastack/internal/os/seccomp"
 	"github.com/pandastack/pandastack/internal/vmm"
 	"github.com/pandastack/pandastack/internal/vmm/qemu/qmp"
 	"github.com/pandastack/pandastack/internal/vmm/vmmproc"
@@ -288,5 +289,59 @@ func newDriverForTest() *Driver {
 	return &Driver{
 		config:   Config{Log: slog.New(slog.DiscardHandler)},
 		monitors: vmmproc.NewRegistry(time.Minute, func(string) error { return nil }),
+	}
+}
+
+// TestSyscallPolicies checks which calls monitors may make where arguments decide, and additions to them.
+func TestSyscallPolicies(t *testing.T) {
+	tcg, stub, err := syscallPolicies(vmm.TCG, []string{"timerfd_create"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	kvm, _, err := syscallPolicies(vmm.KVM, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const thread = unix.CLONE_VM | unix.CLONE_THREAD
+	for _, c := range []struct {
+		call           string
+		args           [6]uint64
+		tcg, kvm, stub bool
+	}{
+		{"read", [6]uint64{}, true, true, true},
+		{"timerfd_create", [6]uint64{}, true, false, true},
+		{"clone", [6]uint64{thread}, true, true, true},
+		{"clone", [6]uint64{thread | unix.CLONE_NEWUSER}, false, false, false},
+		{"clone", [6]uint64{unix.CLONE_VM | unix.CLONE_VFORK}, true, true, true},
+		{"clone", [6]uint64{uint64(unix.SIGCHLD)}, false, false, false}, // fork
+		{"ioctl", [6]uint64{0, unix.TUNSETOFFLOAD}, true, true, true},
+		{"ioctl", [6]uint64{0, unix.TIOCSTI}, false, false, false},
+		{"ioctl", [6]uint64{0, unix.TUNSETIFF}, false, false, false},
+		{"ioctl", [6]uint64{0, 0xae80}, false, true, false}, // KVM_RUN
+		{"prctl", [6]uint64{unix.PR_SET_NAME}, true, true, true},
+		{"prctl", [6]uint64{unix.PR_SET_MM, unix.PR_SET_MM_MAP}, false, false, true},
+		{"prctl", [6]uint64{unix.PR_SET_MM, unix.PR_SET_MM_EXE_FILE}, false, false, false},
+		{"prctl", [6]uint64{unix.PR_SET_DUMPABLE, 1}, false, false, false},
+		{"socket", [6]uint64{unix.AF_UNIX}, false, false, false},
+		{"io_uring_setup", [6]uint64{}, false, false, false},
+		{"ptrace", [6]uint64{}, false, false, false}, {"mount", [6]uint64{}, false, false, false},
+		{"unshare", [6]uint64{}, false, false, false}, {"bpf", [6]uint64{}, false, false, false},
+	} {
+		for name, p := range map[string]struct {
+			policy *seccomp.Policy
+			want   bool
+		}{"tcg": {tcg, c.tcg}, "kvm": {kvm, c.kvm}, "stub": {stub, c.stub}} {
+			if got := p.policy.Allows(c.call, c.args); got != p.want {
+				t.Errorf("%s: %s(%#x) allowed: %v, want %v", name, c.call, c.args[:2], got, p.want)
+			}
+		}
+	}
+	if _, _, err := syscallPolicies(vmm.TCG, []string{"fly"}); err == nil || !strings.Contains(err.Error(), `"fly"`) {
+		t.Errorf("syscallPolicies with an unknown call = %v, want an error with its name", err)
+	}
+	for _, denied := range []string{"execveat", "fork", "vfork", "setns", "keyctl", "userfaultfd", "process_vm_readv"} {
+		if tcg.Allows(denied, [6]uint64{}) {
+			t.Errorf("%s is allowed", denied)
+		}
 	}
 }

@@ -22,7 +22,10 @@ import (
 	"github.com/pandastack/pandastack/test/vmlab"
 )
 
-var binary = flag.String("qemu.binary", "", "QEMU to test (default: the installed one)")
+var (
+	binary = flag.String("qemu.binary", "", "QEMU to test (default: the installed one)")
+	record = flag.Bool("qemu.record", false, "allow all system calls and print those that monitors make")
+)
 
 // unprivilegedUID is the user of the monitors in these tests.
 const unprivilegedUID = 65534
@@ -34,16 +37,20 @@ func newJail(t testing.TB, dir string) vmm.Jail {
 	if err != nil {
 		t.Fatal(err)
 	}
+	refused := &refusedCalls{}
 	j, err := jail.New(
 		jail.Config{
-			Hierarchy:   layout,
-			Prefix:      fmt.Sprintf("pntqemu%d", os.Getpid()),
-			ProgramsDir: filepath.Join(dir, "jail"),
+			Hierarchy:     layout,
+			Prefix:        fmt.Sprintf("pntqemu%d", os.Getpid()),
+			ProgramsDir:   filepath.Join(dir, "jail"),
+			OnRefusedCall: refused.add,
+			RecordCalls:   *record,
 		},
 	)
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() { refused.report(t) })
 	t.Cleanup(func() {
 		if err := j.Close(); err != nil {
 			t.Error(err)
@@ -70,6 +77,9 @@ func lab(t testing.TB) vmmtest.Lab {
 			d, err := qemu.New(t.Context(), qemu.Config{Binary: *binary, Dir: filepath.Join(l.Data, "qemu")})
 			if err != nil {
 				t.Fatal(err)
+			}
+			if *record {
+				qemu.AllowOnlyStart(t, d)
 			}
 			return d
 		},
@@ -116,6 +126,7 @@ func lab(t testing.TB) vmmtest.Lab {
 // TestMachines runs all tests on one baked image, because baking takes most of the time.
 func TestMachines(t *testing.T) {
 	h := vmmtest.Bake(t, lab(t))
+	t.Run("filters", func(t *testing.T) { testFilters(t, h) })
 	t.Run("conformance", func(t *testing.T) {
 		vmmtest.Run(h, func(name string, test func(vmmtest.TB)) { t.Run(name, func(t *testing.T) { test(t) }) })
 	})
@@ -125,6 +136,7 @@ func TestMachines(t *testing.T) {
 			t.Fatal(err)
 		}
 		vmmtest.Run(h, func(name string, test func(vmmtest.TB)) { t.Run(name, func(t *testing.T) { test(t) }) })
+		t.Run("filters", func(t *testing.T) { testFilters(t, h) })
 		t.Run("travels", func(t *testing.T) { testExportImport(t, h) })
 		t.Run("layer", func(t *testing.T) { testMemDelta(t, h) })
 		t.Run("rates", func(t *testing.T) { testRates(t, h) })
