@@ -173,9 +173,10 @@ func (n *node) handler(f services) (http.Handler, error) {
 	rules := e2bAPI.SandboxConfig(previewKey)
 	rules.Previews = f.previews
 	rules.Opened = func(r *http.Request, v proxy.Preview) {
-		f.log.Record(r.Context(), audit.Entry{
-			Principal: auth.Principal{Workspace: api.Workspace(v.Workspace)}, Action: "open preview " + v.ID,
-			Target: v.Sandbox, Outcome: "ok", Remote: access.AddressOf(r).String(),
+		f.log.RecordUse(r.Context(), audit.Entry{
+			Principal: auth.Principal{Workspace: api.Workspace(v.Workspace), KeyPrefix: "preview"},
+			Action:    "open preview " + v.ID,
+			Target:    v.Sandbox, Outcome: "ok", Remote: access.AddressOf(r).String(),
 		})
 	}
 	ports := proxy.New(proxy.Config{
