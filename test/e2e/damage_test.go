@@ -12,6 +12,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/pandastack/pandastack/internal/os/disk/disktest"
 	"github.com/pandastack/pandastack/test/nodelab"
 )
 
@@ -153,6 +154,7 @@ func TestSmallDisk(t *testing.T) {
 	n.Bake("mini")
 	before := n.Create("--persistent").ID
 	n.Sh(before, "echo before >/tmp/x")
+	other := n.Create().ID
 	filler := filepath.Join(dir, "filler")
 	fillDisk(t, filler, dir)
 	for _, args := range [][]string{
@@ -169,6 +171,7 @@ func TestSmallDisk(t *testing.T) {
 	if got := n.Sh(before, "cat /tmp/x"); got != "before" {
 		t.Errorf("file in the sandbox on a full disk = %q, want before", got)
 	}
+	fullToTheLastByte(t, n, dir, other)
 	if err := os.Remove(filler); err != nil {
 		t.Fatal(err)
 	}
@@ -189,6 +192,30 @@ func TestSmallDisk(t *testing.T) {
 	n.JSON(nil, "sandbox", "delete", "--all")
 	n.Stop()
 	nodelab.NothingLeft(t, dir)
+}
+
+// fullToTheLastByte fills the disk of a node completely. It says why it is not ready, and frees space when asked.
+func fullToTheLastByte(t *testing.T, n *nodelab.Node, dir, id string) {
+	t.Helper()
+	nodelab.Eventually(t, "the ballast exists", func() error {
+		_, err := os.Stat(filepath.Join(dir, "ballast"))
+		return err
+	})
+	disktest.FillUp(t, dir)
+	if code, body := n.Send("GET", "/readyz", ""); code != 503 || !strings.Contains(body, "disk is full") {
+		t.Errorf("readyz on a full disk: %d, %s; want 503 and an error about the disk", code, body)
+	}
+	n.JSON(nil, "key", "create", "--label", "late")
+	n.JSON(nil, "sandbox", "delete", id)
+	stuff, err := filepath.Glob(filepath.Join(dir, "stuff*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range stuff {
+		if err := os.Remove(f); err != nil {
+			t.Fatal(err)
+		}
+	}
 }
 
 // fillDisk creates a file that leaves 128 MiB free on the file system of dir.

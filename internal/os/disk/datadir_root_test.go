@@ -77,6 +77,48 @@ func TestCloneShares(t *testing.T) {
 	}
 }
 
+// TestAllocated measures a clone while it is written, without waiting for the disk: shared blocks do not count, what
+// replaces them and what is new does, and nothing counts twice once it is on the disk.
+func TestAllocated(t *testing.T) {
+	dir := reflinkDir(t)
+	src, dst := filepath.Join(dir, "src"), filepath.Join(dir, "dst")
+	writePatches(t, src, 16<<20, 0, 8<<20)
+	if err := disk.Clone(src, dst); err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.OpenFile(dst, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	check := func(what string, least, most int64) {
+		t.Helper()
+		if got, err := disk.Allocated(dst); err != nil || got < least || got > most {
+			t.Errorf("Allocated of %s = %d, %v; want %d to %d", what, got, err, least, most)
+		}
+	}
+	const slack = 1 << 20 // the file system allocates ahead
+	check("a clone", 0, 0)
+	if _, err := f.WriteAt(make([]byte, 2<<20), 12<<20); err != nil { // a hole in the source
+		t.Fatal(err)
+	}
+	check("a clone with new content", 2<<20, 2<<20+slack)
+	if err := f.Sync(); err != nil {
+		t.Fatal(err)
+	}
+	check("a clone with new content on the disk", 2<<20, 2<<20+slack)
+	if _, err := f.WriteAt(make([]byte, 4096), 0); err != nil { // a block that is shared
+		t.Fatal(err)
+	}
+	if err := f.Sync(); err != nil {
+		t.Fatal(err)
+	}
+	check("a clone with a block of its own", 2<<20+4096, 2<<20+slack)
+	if _, err := disk.Allocated(filepath.Join(dir, "missing")); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("Allocated of a missing file: got %v, want fs.ErrNotExist", err)
+	}
+}
+
 func TestEnsureDataDirMountsAndReleases(t *testing.T) {
 	dir := reflinkDir(t)
 	mark := filepath.Join(dir, "mark")
