@@ -501,7 +501,7 @@ func (s slot) SetRates(_ context.Context, in, out int64) error { return s.s.SetR
 func (s slot) SetConnections(_ context.Context, open, perSecond int) error {
 	return s.s.SetConnections(open, perSecond)
 }
-func (s slot) Release(ctx context.Context) error               { return s.pool.Release(ctx, s.s) }
+func (s slot) Release(ctx context.Context) error { return s.pool.Release(ctx, s.s) }
 
 type groups struct{ cells *jail.Manager }
 

@@ -35,6 +35,8 @@ func TestSandboxThatWaitsForSpace(t *testing.T) {
 	}
 	_, err = w.Guest(ctx, alice, s.ID)
 	wantCode(t, err, api.NoSpace, "the guest of a sandbox that waits")
+	_, err = w.Pause(ctx, alice, s.ID)
+	wantCode(t, err, api.NoSpace, "pause of a sandbox that waits and continues by itself")
 	_, err = w.Resume(ctx, alice, s.ID)
 	wantCode(t, err, api.NoSpace, "resume of a sandbox that waits")
 	w.restart()

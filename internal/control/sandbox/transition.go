@@ -121,7 +121,7 @@ func (s *Service) perform(
 
 // runTransition moves a sandbox whose lock is held.
 func (s *Service) runTransition(ctx context.Context, r *record, t transition) error {
-	if r.State == t.to {
+	if r.State == t.to && r.PauseReason == "" { // what its host has paused continues by itself
 		return nil
 	}
 	if !slices.Contains(t.from, r.State) {
