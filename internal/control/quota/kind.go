@@ -25,6 +25,8 @@ const (
 	Templates    Kind = "templates"
 	Builds       Kind = "builds"
 	EgressRate   Kind = "egress_mbit"
+	Connections  Kind = "connections"
+	ConnectRate  Kind = "new_connections"
 )
 
 // MiB is one MiB in bytes, in which Amounts of kinds with the unit MiB are.
@@ -59,6 +61,8 @@ var kinds = []kindInfo{
 	{Templates, "", 1, "delete templates", "Templates that were built.", countTemplates},
 	{Builds, "", 1, "wait, or cancel builds", "Builds that have not ended.", countBuilds},
 	{EgressRate, "Mbit/s", 1, "", "What each sandbox may send.", nil},
+	{Connections, "", 1, "", "Connections that each sandbox may have opened at once.", nil},
+	{ConnectRate, "per second", 1, "", "Connections that each sandbox may open.", nil},
 }
 
 // runningStates are the states in which a sandbox may have memory and processors of its host.
@@ -156,6 +160,6 @@ func Defaults(set config.Quota) map[Kind]int64 {
 		Sandboxes: int64(set.Sandboxes), VCPUs: int64(set.VCPUs), Memory: int64(set.MemoryMiB),
 		Disk: int64(set.DiskMiB), Snapshots: int64(set.Snapshots), SnapshotSize: int64(set.SnapshotMiB),
 		Uploads: int64(set.UploadMiB), Templates: int64(set.Templates), Builds: int64(set.Builds),
-		EgressRate: int64(set.EgressMbit),
+		EgressRate: int64(set.EgressMbit), Connections: int64(set.Connections), ConnectRate: int64(set.NewConnections),
 	}
 }

@@ -215,7 +215,9 @@ func kindList() string {
 
 // Rates are the limits of each sandbox of a workspace; 0 is none.
 type Rates struct {
-	EgressMbit int
+	EgressMbit     int
+	Connections    int // at once
+	NewConnections int // per second
 }
 
 // Rates returns the limits of each sandbox of a workspace. They hold for sandboxes that are created from then on.
@@ -224,7 +226,11 @@ func (q *Quotas) Rates(ctx context.Context, workspace api.Workspace) (Rates, err
 	if err != nil {
 		return Rates{}, err
 	}
-	return Rates{EgressMbit: int(q.allowed(own, EgressRate))}, nil
+	return Rates{
+		EgressMbit:     int(q.allowed(own, EgressRate)),
+		Connections:    int(q.allowed(own, Connections)),
+		NewConnections: int(q.allowed(own, ConnectRate)),
+	}, nil
 }
 
 // sharedFresh is how long the list of suspended workspaces is used on a store that other processes change, too.

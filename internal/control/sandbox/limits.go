@@ -15,7 +15,9 @@ func (s *Service) applyLimits(ctx context.Context, r *record, asked *api.Limits,
 	if err != nil {
 		return err
 	}
-	workspace := hostapi.Limits{NetworkOutMbit: rates.EgressMbit}
+	workspace := hostapi.Limits{
+		NetworkOutMbit: rates.EgressMbit, Connections: rates.Connections, NewConnections: rates.NewConnections,
+	}
 	if asked == nil && from == (hostapi.Limits{}) && workspace == (hostapi.Limits{}) {
 		return nil
 	}

@@ -219,6 +219,26 @@ func TestEgressRateOfWorkspace(t *testing.T) {
 	limit(0, api.CreateRequest{})
 }
 
+// TestConnectionsOfWorkspace: sandboxes open at most as many connections as their workspace allows.
+func TestConnectionsOfWorkspace(t *testing.T) {
+	w := newFixture(t)
+	w.allow(alice, quota.Connections, 500)
+	w.allow(alice, quota.ConnectRate, 20)
+	s := w.create(alice, api.CreateRequest{Limits: &api.Limits{Connections: 100}})
+	m, err := w.host.Get(t.Context(), hostapi.MachineID(s.ID))
+	if want := (hostapi.Limits{Connections: 100, NewConnections: 20}); err != nil || m.Limits != want {
+		t.Errorf("the machine has %+v, %v; want %+v", m.Limits, err, want)
+	}
+	for field, l := range map[string]api.Limits{
+		"limits.connections": {Connections: 501}, "limits.new_connections": {NewConnections: 21},
+	} {
+		_, err := w.Create(t.Context(), alice, api.CreateRequest{Limits: &l})
+		if e := wantCode(t, err, api.Invalid, "more than the"); e.Details["field"] != field {
+			t.Errorf("the error names %v, want %s", e.Details["field"], field)
+		}
+	}
+}
+
 func TestSuspension(t *testing.T) { checkSuspension(t, newFixture(t)) }
 
 // checkSuspension suspends a workspace: its running sandboxes hibernate and every request is refused, until it is

@@ -155,6 +155,9 @@ type Quota struct {
 	Templates   int `yaml:"templates" default:"500"`
 	Builds      int `yaml:"builds" was:"build.queue_limit" default:"20"`
 	EgressMbit  int `yaml:"egress_mbit" default:"0"`
+
+	Connections    int `yaml:"connections" default:"0"`
+	NewConnections int `yaml:"new_connections_per_s" default:"0"`
 }
 
 // Templates adjusts the recipes that are part of the program.

@@ -128,6 +128,10 @@ var settingDocs = map[string]string{
 	"quota.builds":    "Builds of a workspace that may wait or run; 0 is unlimited.",
 	"quota.egress_mbit": "Mbit a second that each sandbox of a workspace may send, unless limits.network_out_mbit is " +
 		"lower; 0 is unlimited.",
+	"quota.connections": "Connections that each sandbox of a workspace may have opened at once, unless " +
+		"limits.connections is lower; 0 is unlimited.",
+	"quota.new_connections_per_s": "Connections that each sandbox of a workspace may open a second, unless " +
+		"limits.new_connections_per_s is lower; 0 is unlimited.",
 
 	"object_store.url": "Object store for snapshots that move between hosts: file:///path, s3://bucket?region=..., " +
 		"gs://bucket or azblob://container; empty is none.",
