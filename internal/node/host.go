@@ -273,7 +273,6 @@ func (n *node) host(ctx context.Context) (*agent.Host, error) {
 			FreezeTimeout:  n.Config.Sandbox.GuestTimeout,
 			DiskReserveMiB: c.DiskReserveMiB,
 			DiskOvercommit: c.DiskOvercommit,
-			GroupDiskMiB:   c.WorkspaceDiskMiB,
 			Limits:         n.limits(),
 			Admission:      machine.Admission{ReserveMiB: c.MemoryReserveMiB},
 			HostMemory:     n.hostMemory(),

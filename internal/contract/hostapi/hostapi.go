@@ -98,6 +98,33 @@ func (e Egress) Equal(o Egress) bool {
 	return slices.Equal(e.Allow, o.Allow) && slices.Equal(e.Deny, o.Deny) && e.DenyOthers == o.DenyOthers
 }
 
+// GroupBounds bound the disk space that the machines of a group take together, in MiB; 0: no bound.
+//
+// Beyond its bound, a group gets no machines (ErrNoSpace), and those that grow are paused with PausedNoSpace.
+// A GroupBounds is a value: its map must not be changed.
+type GroupBounds struct {
+	DefaultMiB int64            // of groups that MiB does not name
+	MiB        map[string]int64 // by group
+}
+
+// Of returns the bound of a group in MiB; 0 is none.
+func (b GroupBounds) Of(group string) int64 {
+	if n, ok := b.MiB[group]; ok {
+		return n
+	}
+	return b.DefaultMiB
+}
+
+// IsZero reports whether no group has a bound.
+func (b GroupBounds) IsZero() bool {
+	for _, n := range b.MiB {
+		if n > 0 {
+			return false
+		}
+	}
+	return b.DefaultMiB == 0
+}
+
 // Fork asks for children of a running or paused machine, which keeps its state. They inherit its Egress.
 type Fork struct {
 	Parent   MachineID
@@ -306,6 +333,8 @@ type Host interface {
 	// the call returns, also for existing connections. After an error the old policy applies. ErrInvalid: the
 	// policy is not possible.
 	SetEgress(ctx context.Context, id MachineID, policy Egress) error
+	// SetGroupBounds replaces the bounds of groups. A host has none from its start until the first call.
+	SetGroupBounds(ctx context.Context, bounds GroupBounds) error
 	Destroy(ctx context.Context, id MachineID, cause string) error
 	// DialGuest opens a byte stream to the guest of a running machine, on which the guest protocol is spoken (see
 	// package guestlink). It ends with the machine's generation. ErrWrongState: the machine does not run.

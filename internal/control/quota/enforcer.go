@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/internal/contract/hostapi"
 )
 
 // Running is what an Enforcer needs of the sandboxes.
@@ -17,15 +18,17 @@ type Running interface {
 	Running(ctx context.Context, workspace api.Workspace) ([]api.SandboxID, error)
 	// Hibernate hibernates a sandbox, after an operation that is under way. One that does not run is no error.
 	Hibernate(ctx context.Context, id api.SandboxID) error
+	// SetBounds tells the host what it enforces while machines run.
+	SetBounds(ctx context.Context, bounds hostapi.GroupBounds) error
 }
 
 // parallel limits how many sandboxes hibernate at once.
 const parallel = 4
 
-// Enforcer hibernates the running sandboxes of suspended workspaces. Make one with NewEnforcer.
+// Enforcer hibernates the sandboxes of suspended workspaces, and keeps bounds of hosts up to date.
 //
-// It searches at every interval and when it is triggered, so that a sandbox whose operation was under way when its
-// workspace was suspended is found, too.
+// Make one with NewEnforcer. It searches at every interval and when it is triggered, so that a sandbox whose operation
+// was under way when its workspace was suspended is found, too.
 type Enforcer struct {
 	quotas    *Quotas
 	sandboxes Running
@@ -53,7 +56,7 @@ func (e *Enforcer) Run(ctx context.Context) error {
 	defer t.Stop()
 	for {
 		if err := e.once(ctx); err != nil && ctx.Err() == nil {
-			e.log.Warn("hibernating the sandboxes of a suspended workspace failed; it is tried again", "err", err)
+			e.log.Warn("enforcing quotas and suspensions failed; it is tried again", "err", err)
 		}
 		select {
 		case <-ctx.Done():
@@ -65,15 +68,23 @@ func (e *Enforcer) Run(ctx context.Context) error {
 }
 
 func (e *Enforcer) once(ctx context.Context) error {
+	all := e.setBounds(ctx)
 	workspaces, err := e.quotas.Suspended(ctx)
 	if err != nil {
-		return err
+		return errors.Join(all, err)
 	}
-	var all error
 	for _, w := range workspaces {
 		all = errors.Join(all, e.hibernateAll(ctx, w))
 	}
 	return all
+}
+
+func (e *Enforcer) setBounds(ctx context.Context) error {
+	bounds, err := e.quotas.DiskBounds(ctx)
+	if err != nil {
+		return err
+	}
+	return e.sandboxes.SetBounds(ctx, bounds)
 }
 
 func (e *Enforcer) hibernateAll(ctx context.Context, workspace api.Workspace) error {

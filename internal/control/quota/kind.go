@@ -19,6 +19,7 @@ const (
 	VCPUs        Kind = "vcpus"
 	Memory       Kind = "memory_mib"
 	Disk         Kind = "disk_mib"
+	DiskUsed     Kind = "disk_used_mib"
 	Snapshots    Kind = "snapshots"
 	SnapshotSize Kind = "snapshot_mib"
 	Uploads      Kind = "upload_mib"
@@ -51,6 +52,10 @@ var kinds = []kindInfo{
 	{
 		Disk, "MiB", MiB, "delete sandboxes, snapshots or templates",
 		"Size of the disks of sandboxes, with the data of snapshots and of built templates.", countDisk,
+	},
+	{
+		DiskUsed, "MiB", MiB, "remove files in sandboxes, or delete sandboxes",
+		"What sandboxes have written to their disks, as measured last.", countDiskUsed,
 	},
 	{Snapshots, "", 1, "delete snapshots", "Snapshots.", countSnapshots},
 	{SnapshotSize, "MiB", MiB, "delete snapshots", "Data of snapshots.", countSnapshotBytes},
@@ -113,6 +118,10 @@ func countDisk(ctx context.Context, tx *store.Tx, workspace string) (int64, erro
 	return bytes + snapshots + versions, err
 }
 
+func countDiskUsed(ctx context.Context, tx *store.Tx, workspace string) (int64, error) {
+	return tx.SandboxDiskBytes(ctx, workspace)
+}
+
 func countSnapshots(ctx context.Context, tx *store.Tx, workspace string) (int64, error) {
 	n, _, err := tx.SnapshotSums(ctx, workspace)
 	return n, err
@@ -158,7 +167,8 @@ func Kinds() []Kind {
 func Defaults(set config.Quota) map[Kind]int64 {
 	return map[Kind]int64{
 		Sandboxes: int64(set.Sandboxes), VCPUs: int64(set.VCPUs), Memory: int64(set.MemoryMiB),
-		Disk: int64(set.DiskMiB), Snapshots: int64(set.Snapshots), SnapshotSize: int64(set.SnapshotMiB),
+		Disk: int64(set.DiskMiB), DiskUsed: int64(set.DiskUsedMiB),
+		Snapshots: int64(set.Snapshots), SnapshotSize: int64(set.SnapshotMiB),
 		Uploads: int64(set.UploadMiB), Templates: int64(set.Templates), Builds: int64(set.Builds),
 		EgressRate: int64(set.EgressMbit), Connections: int64(set.Connections), ConnectRate: int64(set.NewConnections),
 	}

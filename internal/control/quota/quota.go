@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/internal/contract/hostapi"
 	"github.com/pandastack/pandastack/internal/control/store"
 	"github.com/pandastack/pandastack/internal/lib/config"
 )
@@ -231,6 +232,15 @@ func (q *Quotas) Rates(ctx context.Context, workspace api.Workspace) (Rates, err
 		Connections:    int(q.allowed(own, Connections)),
 		NewConnections: int(q.allowed(own, ConnectRate)),
 	}, nil
+}
+
+// DiskBounds returns what hosts enforce of the quota DiskUsed while machines run: bounds of groups that are workspaces.
+func (q *Quotas) DiskBounds(ctx context.Context) (hostapi.GroupBounds, error) {
+	own, err := q.db.Read().QuotasOf(ctx, string(DiskUsed))
+	if err != nil {
+		return hostapi.GroupBounds{}, err
+	}
+	return hostapi.GroupBounds{DefaultMiB: q.cfg.Defaults[DiskUsed], MiB: own}, nil
 }
 
 // sharedFresh is how long the list of suspended workspaces is used on a store that other processes change, too.

@@ -65,28 +65,6 @@ func (s useSource) Console(ctx context.Context, id string) string {
 	return s.console(ctx, &record{ID: api.SandboxID(id)})
 }
 
-// periodically calls f at every interval until ctx ends, and logs its errors.
-func periodically(
-	ctx context.Context,
-	interval time.Duration,
-	log *slog.Logger,
-	doing string,
-	f func(context.Context) error,
-) error {
-	t := time.NewTicker(interval)
-	defer t.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-t.C:
-		}
-		if err := f(ctx); err != nil && ctx.Err() == nil {
-			log.Warn(doing+" failed; it is tried again", "err", err)
-		}
-	}
-}
-
 // expireInterval is the time between removals of what was kept long enough.
 const expireInterval = time.Minute
 
@@ -104,7 +82,7 @@ func (s *Service) newExpirer() *expirer {
 
 // Run removes what has expired, until ctx ends.
 func (e *expirer) Run(ctx context.Context) error {
-	return periodically(ctx, expireInterval, e.log, "removing what has expired", e.once)
+	return activity.Periodically(ctx, expireInterval, e.log, "removing what has expired", e.once)
 }
 
 func (e *expirer) once(ctx context.Context) error {

@@ -148,7 +148,7 @@ func (s *Service) planChildren(parent *record, ask forkPlan) []record {
 		r.Owner = hostapi.Owner{} // the parent's owner did not ask for this child
 		r.Created, r.Changed, r.Active, r.Due, r.Ends = at, at, at, time.Time{}, time.Time{}
 		r.Snapshot, r.Reason, r.EndReason, r.EndBy, r.IdempotencyKey = "", "", "", "", ""
-		r.GuestIP, r.Tap, r.MAC, r.Generation, r.Phases = "", "", "", 0, nil
+		r.GuestIP, r.Tap, r.MAC, r.Generation, r.Phases, r.DiskBytes = "", "", "", 0, nil, 0
 		r.Metadata = maps.Clone(parent.Metadata)
 		delete(r.Metadata, treeKey)
 		r.Metadata = mergeMaps(r.Metadata, ask.metadata)

@@ -177,7 +177,7 @@ var unowned = map[string]bool{
 	"Counts":         true,
 	"Capacity":       true,
 
-	"EnforceSuspensions": true,
+	"EnforceQuotas": true,
 }
 
 func TestEveryVerbIsInTheTable(t *testing.T) {

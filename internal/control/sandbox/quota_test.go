@@ -194,6 +194,56 @@ func TestQuotaCountsDataDisks(t *testing.T) {
 	refused(t, err, quota.Disk, 1088, 2*1088-1, 1088)
 }
 
+// TestQuotaOfUsedDisk: what the host measures counts. A workspace that has used up its quota gets nothing new, and the
+// host gets the quota, which it enforces while machines run.
+func TestQuotaOfUsedDisk(t *testing.T) {
+	w := newFixture(t)
+	ctx := t.Context()
+	w.allow(alice, quota.DiskUsed, 100)
+	box := w.create(alice, api.CreateRequest{})
+	asleep := w.create(alice, api.CreateRequest{})
+	if _, err := w.Hibernate(ctx, alice, asleep.ID); err != nil {
+		t.Fatal(err)
+	}
+	grow := func(mib int64) {
+		t.Helper()
+		if err := w.host.Grow(ctx, hostapi.MachineID(box.ID), mib<<20); err != nil {
+			t.Fatal(err)
+		}
+		if err := w.Reconcile(ctx); err != nil {
+			t.Fatal(err)
+		}
+		if got := w.used(alice, quota.DiskUsed); got != mib {
+			t.Errorf("%d MiB are written and %d are used", mib, got)
+		}
+	}
+	grow(99)
+	other := w.create(alice, api.CreateRequest{})
+	if _, err := w.Pause(ctx, alice, box.ID); err != nil { // a change of state keeps what was measured
+		t.Fatal(err)
+	}
+	grow(100)
+	_, err := w.Create(ctx, alice, api.CreateRequest{})
+	refused(t, err, quota.DiskUsed, 100, 100, 1)
+	_, err = w.Fork(ctx, alice, other.ID, api.ForkRequest{Count: 1})
+	refused(t, err, quota.DiskUsed, 100, 100, 1)
+	_, err = w.Wake(ctx, alice, asleep.ID)
+	refused(t, err, quota.DiskUsed, 100, 100, 1)
+	w.run()
+	w.until("the host knows the bounds", func() bool {
+		b := w.host.GroupBounds()
+		return b.Of(string(alice.Workspace)) == 100 && b.Of(string(bob.Workspace)) == 0
+	})
+	w.allow(alice, quota.DiskUsed, 200)
+	w.EnforceQuotas()
+	w.until("the host knows the new bound", func() bool {
+		return w.host.GroupBounds().Of(string(alice.Workspace)) == 200
+	})
+	if _, err := w.Wake(ctx, alice, asleep.ID); err != nil {
+		t.Errorf("with a larger quota: %v", err)
+	}
+}
+
 // TestEgressRateOfWorkspace: sandboxes send at most what their workspace allows, and may ask for less.
 func TestEgressRateOfWorkspace(t *testing.T) {
 	w := newFixture(t)
@@ -297,7 +347,7 @@ func (w *fixture) suspend(p auth.Principal, suspend bool) {
 	if err != nil || !changed {
 		w.t.Fatalf("suspended %v: changed %v, %v", suspend, changed, err)
 	}
-	w.EnforceSuspensions()
+	w.EnforceQuotas()
 }
 
 // TestSuspensionDuringCreate: a sandbox whose create was admitted before its workspace was suspended hibernates, too.

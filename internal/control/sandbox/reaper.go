@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/internal/control/sandbox/activity"
 	"github.com/pandastack/pandastack/internal/control/store"
 )
 
@@ -35,7 +36,7 @@ func (s *Service) newReaper() *reaper {
 
 // Run reaps until ctx ends.
 func (r *reaper) Run(ctx context.Context) error {
-	return periodically(ctx, r.interval, r.log, "reaping", r.once)
+	return activity.Periodically(ctx, r.interval, r.log, "reaping", r.once)
 }
 
 func (r *reaper) once(ctx context.Context) error {

@@ -24,6 +24,8 @@ type reconcilable interface {
 	loadAllSnapshots(ctx context.Context) ([]snapshotRecord, error)
 	// reconcileSandbox brings one sandbox to the state of its machine.
 	reconcileSandbox(ctx context.Context, id api.SandboxID) error
+	// writeDiskBytes writes what the disks of sandboxes take, by id.
+	writeDiskBytes(ctx context.Context, all map[string]int64) error
 	// reconcileSnapshot removes a snapshot that was never finished, or that its host does not have.
 	reconcileSnapshot(ctx context.Context, snap snapshotRecord) error
 	// removeOrphan and removeOrphanSnapshot remove what has no record.
@@ -98,14 +100,20 @@ func (c *reconciler) sandboxes(ctx context.Context) error {
 		listed[m.ID] = m
 	}
 	var all error
-	recorded := map[hostapi.MachineID]bool{}
+	recorded, measured := map[hostapi.MachineID]bool{}, map[string]int64{}
 	for i := range records {
 		r := &records[i]
 		recorded[r.machineID()] = true
+		if m, ok := listed[r.machineID()]; ok && abs(m.DiskBytes-r.DiskBytes) >= diskResolution {
+			measured[string(r.ID)] = m.DiskBytes
+		}
 		// A machine that is missing from the list is in an unknown state: reconcileSandbox asks the host for it.
 		if m, ok := listed[r.machineID()]; !ok || differs(r, m) {
 			all = errors.Join(all, c.records.reconcileSandbox(ctx, r.ID))
 		}
+	}
+	if len(measured) > 0 {
+		all = errors.Join(all, c.records.writeDiskBytes(ctx, measured))
 	}
 	for _, m := range machines {
 		if !recorded[m.ID] && ours(m.Labels) && c.overdue(string(m.ID)) {
@@ -113,6 +121,18 @@ func (c *reconciler) sandboxes(ctx context.Context) error {
 		}
 	}
 	return all
+}
+
+// diskResolution is by how many bytes a disk must have grown or shrunk for its size to be written.
+const diskResolution = 1 << 20
+
+func abs(n int64) int64 { return max(n, -n) }
+
+// writeDiskBytes implements reconcilable.
+func (s *Service) writeDiskBytes(ctx context.Context, all map[string]int64) error {
+	return s.db.Write(ctx, "disk bytes", func(ctx context.Context, tx *store.Tx) error {
+		return tx.PutDiskBytes(ctx, all)
+	})
 }
 
 func (c *reconciler) snapshots(ctx context.Context) error {

@@ -27,6 +27,7 @@ type record struct {
 	MemoryMiB int
 	DiskMiB   int
 	DataDisks []api.DataDisk
+	DiskBytes int64 // that its disks take, as measured last
 	Limits    hostapi.Limits
 	Network   api.Network
 	Env       map[string]string
@@ -73,7 +74,8 @@ func newRecord(row *store.Sandbox) record {
 		Instance: row.Owner, Host: hostapi.HostID(row.Host), Owner: hostapi.ParseOwner(row.OwnedBy),
 		Template: row.Template, Snapshot: api.SnapshotID(row.Snapshot), Parent: api.SandboxID(row.Parent),
 		Tree: api.TreeID(row.Tree), Metadata: row.Metadata,
-		VCPUs: row.VCPUs, MemoryMiB: row.MemoryMiB, DiskMiB: row.DiskMiB, Limits: decodeLimits(row.Limits),
+		VCPUs: row.VCPUs, MemoryMiB: row.MemoryMiB, DiskMiB: row.DiskMiB, DiskBytes: row.DiskBytes,
+		Limits:  decodeLimits(row.Limits),
 		Network: decodeNetwork(row.Network, row.Egress), Env: row.Env, Injected: decodeInjected(row.Injected),
 		User: row.User, Workdir: row.Workdir,
 		GuestIP: row.GuestIP, Tap: row.Tap, MAC: row.MAC, Generation: uint64(row.Generation), BootMode: row.BootMode,
@@ -96,7 +98,8 @@ func (r *record) row() *store.Sandbox {
 		Host: string(r.Host), OwnedBy: r.Owner.String(),
 		Template: r.Template, Snapshot: string(r.Snapshot), Parent: string(r.Parent), Tree: string(r.Tree),
 		Metadata: r.Metadata,
-		VCPUs:    r.VCPUs, MemoryMiB: r.MemoryMiB, DiskMiB: r.DiskMiB, Limits: encodeLimits(r.Limits),
+		VCPUs:    r.VCPUs, MemoryMiB: r.MemoryMiB, DiskMiB: r.DiskMiB, DiskBytes: r.DiskBytes,
+		Limits: encodeLimits(r.Limits),
 		Egress: !r.Network.BlocksAll(), Env: r.Env, Injected: encodeInjected(r.Injected),
 		User: r.User, Workdir: r.Workdir,
 		GuestIP: r.GuestIP, Tap: r.Tap, MAC: r.MAC, Generation: int64(r.Generation), BootMode: r.BootMode,

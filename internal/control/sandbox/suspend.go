@@ -5,11 +5,12 @@ import (
 	"errors"
 
 	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/internal/contract/hostapi"
 	"github.com/pandastack/pandastack/internal/control/store"
 )
 
-// EnforceSuspensions makes Run hibernate the sandboxes of suspended workspaces soon.
-func (s *Service) EnforceSuspensions() { s.suspensions.Trigger() }
+// EnforceQuotas makes Run hibernate sandboxes of suspended workspaces and update the host's bounds.
+func (s *Service) EnforceQuotas() { s.suspensions.Trigger() }
 
 // noticeSuspension is called when a sandbox runs whose operation may have begun before its workspace was suspended.
 func (s *Service) noticeSuspension(ctx context.Context, workspace api.Workspace) {
@@ -33,6 +34,11 @@ func (s suspendable) Running(ctx context.Context, workspace api.Workspace) ([]ap
 
 // inMemory are the states in which a sandbox is in memory and no operation is under way.
 var inMemory = []string{string(api.Running), string(api.Paused)}
+
+// SetBounds implements quota.Running.
+func (s suspendable) SetBounds(ctx context.Context, bounds hostapi.GroupBounds) error {
+	return s.host.SetGroupBounds(ctx, bounds)
+}
 
 // Hibernate implements quota.Running.
 func (s suspendable) Hibernate(ctx context.Context, id api.SandboxID) error {

@@ -15,6 +15,7 @@ func usesOf(r *record) []quota.Amount {
 func runningUses(r *record) []quota.Amount {
 	return []quota.Amount{
 		{Kind: quota.VCPUs, N: int64(r.VCPUs)}, {Kind: quota.Memory, N: int64(r.MemoryMiB) * quota.MiB},
+		{Kind: quota.DiskUsed, N: 1}, // what it will write is not known
 	}
 }
 

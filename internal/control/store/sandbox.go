@@ -27,6 +27,7 @@ type Sandbox struct {
 	MemoryMiB  int    `bun:"memory_mib"`
 	DiskMiB    int    `bun:"disk_mib"`
 	DataDisks  string `bun:"data_disks"` // JSON: disks beside the root disk; "": none
+	DiskBytes  int64  `bun:"disk_bytes"` // that its disks take, as its host measured last
 	GuestIP    string `bun:"guest_ip"`
 	Tap        string `bun:"tap"`
 	MAC        string `bun:"mac"`

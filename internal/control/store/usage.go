@@ -2,6 +2,8 @@ package store
 
 import (
 	"context"
+	"maps"
+	"slices"
 
 	"github.com/uptrace/bun"
 )
@@ -23,6 +25,25 @@ func (t *Tx) SandboxSums(ctx context.Context, workspace string, states ...string
 		q = q.Where("state IN (?)", bun.List(states))
 	}
 	return sums, q.Scan(ctx, &sums.Count, &sums.VCPUs, &sums.MemoryMiB, &sums.DiskMiB)
+}
+
+// SandboxDiskBytes adds up what the disks of a workspace's sandboxes take, as measured last.
+func (t *Tx) SandboxDiskBytes(ctx context.Context, workspace string) (int64, error) {
+	var bytes int64
+	err := t.db.NewSelect().Model((*Sandbox)(nil)).ColumnExpr("CAST(COALESCE(SUM(disk_bytes), 0) AS BIGINT)").
+		Where("workspace = ?", workspace).Scan(ctx, &bytes)
+	return bytes, err
+}
+
+// PutDiskBytes writes what the disks of sandboxes take, by id. Missing sandboxes are skipped.
+func (t *Tx) PutDiskBytes(ctx context.Context, all map[string]int64) error {
+	for _, id := range slices.Sorted(maps.Keys(all)) {
+		_, err := t.db.NewUpdate().Model((*Sandbox)(nil)).Set("disk_bytes = ?", all[id]).Where("id = ?", id).Exec(ctx)
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // DataDisks reads the data disks of the sandboxes of a workspace that have some, each as JSON.

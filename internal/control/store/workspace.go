@@ -123,6 +123,17 @@ func (t *Tx) DeleteQuota(ctx context.Context, workspace, kind string) error {
 	return err
 }
 
+// QuotasOf reads the rows of a kind, by workspace.
+func (t *Tx) QuotasOf(ctx context.Context, kind string) (map[string]int64, error) {
+	var rows []Quota
+	err := t.db.NewSelect().Model(&rows).Where("kind = ?", kind).Scan(ctx)
+	own := make(map[string]int64, len(rows))
+	for _, r := range rows {
+		own[r.Workspace] = r.Allowed
+	}
+	return own, err
+}
+
 // Quotas reads the rows of a workspace, by kind.
 func (t *Tx) Quotas(ctx context.Context, workspace string) (map[string]int64, error) {
 	var rows []Quota

@@ -27,8 +27,8 @@ type Issuer interface {
 
 // Sandboxes is the part of sandbox.Service that a suspension needs.
 type Sandboxes interface {
-	// EnforceSuspensions makes the sandboxes of suspended workspaces hibernate soon.
-	EnforceSuspensions()
+	// EnforceQuotas makes suspensions and changed quotas take effect on running sandboxes soon.
+	EnforceQuotas()
 }
 
 // Builds is the part of build.Service that a suspension needs.
@@ -220,6 +220,7 @@ func (s *Service) SetQuotas(
 	if err != nil {
 		return api.WorkspaceInfo{}, api.AsError(err)
 	}
+	s.deps.Sandboxes.EnforceQuotas()
 	return s.get(ctx, id)
 }
 
@@ -238,7 +239,7 @@ func (s *Service) Suspend(ctx context.Context, p auth.Principal, id api.Workspac
 	if err := s.setSuspended(ctx, id, true); err != nil {
 		return api.WorkspaceInfo{}, err
 	}
-	s.deps.Sandboxes.EnforceSuspensions()
+	s.deps.Sandboxes.EnforceQuotas()
 	if s.deps.Builds != nil {
 		if err := s.deps.Builds.CancelAll(ctx, id); err != nil {
 			return api.WorkspaceInfo{}, api.Wrap(api.Unavailable, err,

@@ -32,7 +32,7 @@ type fixture struct {
 	cancelled []api.Workspace
 }
 
-func (w *fixture) EnforceSuspensions() { w.enforced++ }
+func (w *fixture) EnforceQuotas() { w.enforced++ }
 
 func (w *fixture) CancelAll(_ context.Context, id api.Workspace) error {
 	w.cancelled = append(w.cancelled, id)

@@ -152,6 +152,12 @@ func (h *Host) SetEgress(ctx context.Context, id hostapi.MachineID, policy hosta
 	return h.machines.SetEgress(ctx, id, policy)
 }
 
+// SetGroupBounds implements hostapi.Host.
+func (h *Host) SetGroupBounds(_ context.Context, bounds hostapi.GroupBounds) error {
+	h.machines.SetGroupBounds(bounds)
+	return nil
+}
+
 // Destroy implements hostapi.Host.
 func (h *Host) Destroy(ctx context.Context, id hostapi.MachineID, cause string) error {
 	return h.machines.Destroy(ctx, id, cause)

@@ -148,7 +148,7 @@ func (w *fixture) boot() {
 		HostMemory: func() (int64, int64, error) { return 1 << 40, 1 << 40, nil },
 		HugeMemory: func() (int64, error) { return w.hugePages, nil },
 		FreeSpace:  w.space.read, ReclaimSpace: w.space.reclaim, Allocated: w.space.measure,
-		SpaceInterval: time.Millisecond, DiskOvercommit: w.overcommit, GroupDiskMiB: w.groupDiskMiB,
+		SpaceInterval: time.Millisecond, DiskOvercommit: w.overcommit,
 		Kernel: func(context.Context) (machine.Kernel, error) { return machine.Kernel{}, nil },
 		OnStep: func(op, step string) error {
 			if hook := w.hook.Load(); hook != nil {
@@ -158,6 +158,7 @@ func (w *fixture) boot() {
 		},
 	}, deps)
 	w.must(err)
+	w.mgr.SetGroupBounds(hostapi.GroupBounds{DefaultMiB: int64(w.groupDiskMiB)})
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	w.stop = sync.OnceFunc(func() {

@@ -9,22 +9,30 @@ import (
 
 // Disks of machines are sparse files of a fixed size that share the blocks of their template. Two bounds apply beside
 // the levels of the space keeper: the sizes of all disks together stay within the file system times
-// Config.DiskOvercommit, and what the machines of a group have written stays within Config.GroupDiskMiB.
+// Config.DiskOvercommit, and what the machines of a group have written stays within the bound of SetGroupBounds.
 //
 // The second is measured, not enforced by quotas of the file system: those count the shared blocks of a clone in full
 // for each clone, a file belongs to one of them, and not every kernel has them. So a group can exceed its bound by what
 // it writes in about a second.
 
+// SetGroupBounds replaces the bounds of groups.
+func (m *Manager) SetGroupBounds(bounds hostapi.GroupBounds) { m.bounds.Store(&bounds) }
+
+// groupBounds returns the bounds of groups.
+func (m *Manager) groupBounds() hostapi.GroupBounds {
+	if b := m.bounds.Load(); b != nil {
+		return *b
+	}
+	return hostapi.GroupBounds{}
+}
+
 // requirePromise returns ErrNoSpace, with the numbers, if the disks of all machines are larger than what may be
 // promised, or the group of a machine that is to be made has used up its part. The machine is in the list.
 func (m *Manager) requirePromise(mc *machine) error {
 	all := m.allMachines()
-	if group := mc.group; group != "" && m.cfg.GroupDiskMiB > 0 {
-		limit := int64(m.cfg.GroupDiskMiB) * mib
-		if used := groupUse(all)[group]; used >= limit {
-			return fmt.Errorf("machine %s: the disks of its group take %d MiB, and %d MiB are allowed: %w",
-				mc.id, used/mib, limit/mib, hostapi.ErrNoSpace)
-		}
+	if use := groupUse(all); m.groupOver(mc, use) {
+		return fmt.Errorf("machine %s: the disks of its group take %d MiB, and %d MiB are allowed: %w",
+			mc.id, use[mc.group]/mib, m.groupBounds().Of(mc.group), hostapi.ErrNoSpace)
 	}
 	if m.cfg.DiskOvercommit == 0 {
 		return nil
@@ -71,7 +79,8 @@ func groupUse(all []*machine) map[string]int64 {
 
 // groupOver reports whether the group of a machine takes as much as it may.
 func (m *Manager) groupOver(mc *machine, use map[string]int64) bool {
-	return mc.group != "" && m.cfg.GroupDiskMiB > 0 && use[mc.group] >= int64(m.cfg.GroupDiskMiB)*mib
+	bound := m.groupBounds().Of(mc.group)
+	return mc.group != "" && bound > 0 && use[mc.group] >= bound*mib
 }
 
 // In intervals of the space keeper: the time between measurements for the bound of groups, when one has used more than
@@ -83,7 +92,7 @@ const (
 
 // groupsDue reports whether it is time to measure the machines for the bound of groups.
 func (k *spaceKeeper) groupsDue() bool {
-	if k.m.cfg.GroupDiskMiB == 0 {
+	if k.m.groupBounds().IsZero() {
 		return false
 	}
 	wait := groupFarInterval * k.m.cfg.SpaceInterval

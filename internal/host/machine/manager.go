@@ -11,6 +11,7 @@ import (
 	"runtime"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
@@ -42,8 +43,6 @@ type Config struct {
 	DiskReserveMiB int
 	// DiskOvercommit bounds the sizes of all machines' disks together, as a multiple of the file system; 0: no bound.
 	DiskOvercommit int
-	// GroupDiskMiB bounds what the machines of one group have written to their disks; 0: no bound.
-	GroupDiskMiB int
 	// Limits apply to every machine, from its start or adoption. Those of disks need a driver that enforces them;
 	// those of the network the slots have already, and machines may not ask for more.
 	Limits     hostapi.Limits
@@ -102,6 +101,8 @@ type Manager struct {
 	closed       chan struct{}
 	close        sync.Once
 	watchers     sync.WaitGroup
+
+	bounds atomic.Pointer[hostapi.GroupBounds] // nil: none
 
 	warmRequests chan snapshot.Ref // warm monitors to prepare
 	warmMu       sync.Mutex        // held while one is prepared

@@ -160,7 +160,7 @@ func (m *Manager) resumeWaiting(ctx context.Context, mc *machine, w *spaceWait) 
 	}
 	if use := groupUse(m.allMachines()); m.groupOver(mc, use) {
 		return fmt.Errorf("resume machine %s: the disks of its group take %d MiB, and %d MiB are allowed: %w",
-			mc.id, use[mc.group]/mib, m.cfg.GroupDiskMiB, hostapi.ErrNoSpace)
+			mc.id, use[mc.group]/mib, m.groupBounds().Of(mc.group), hostapi.ErrNoSpace)
 	}
 	if err := w.vm.Resume(ctx); err != nil {
 		return fmt.Errorf("resume machine %s: %w", mc.id, err)

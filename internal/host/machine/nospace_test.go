@@ -314,6 +314,11 @@ func TestGroupOverItsDisk(t *testing.T) {
 	if err := w.mgr.Resume(ctx, "a"); !errors.Is(err, hostapi.ErrNoSpace) {
 		t.Errorf("resume of a machine over the bound: %v, want ErrNoSpace", err)
 	}
+	w.mgr.SetGroupBounds(hostapi.GroupBounds{DefaultMiB: 64, MiB: map[string]int64{"g": 1 << 20}})
+	w.awaitPause("a", "") // a bound of its own in place of the default
+	w.mgr.SetGroupBounds(hostapi.GroupBounds{MiB: map[string]int64{"g": 64}})
+	w.space.grow("a", 4<<20)
+	w.awaitPause("a", hostapi.PausedNoSpace)
 	w.space.shrink("a")
 	w.awaitPause("a", "")
 	w.count("a", 1)

@@ -67,13 +67,14 @@ func (k *spaceKeeper) check(ctx context.Context) time.Duration {
 	var growth map[*machine]int64
 	if free < 2*reserve || k.groupsDue() {
 		growth = k.growth(all)
-	} else if m.cfg.GroupDiskMiB == 0 {
+	} else if m.groupBounds().IsZero() {
 		clear(k.allocated)
 	}
 	use, waiting := groupUse(all), false
 	k.groupNear = false
-	for _, bytes := range use {
-		k.groupNear = k.groupNear || bytes > int64(m.cfg.GroupDiskMiB)*mib/2
+	for group, bytes := range use {
+		bound := m.groupBounds().Of(group)
+		k.groupNear = k.groupNear || bound > 0 && bytes > bound*mib/2
 	}
 	for _, mc := range all {
 		if w := mc.waiting(); w != nil {

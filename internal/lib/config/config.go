@@ -109,7 +109,6 @@ type Capacity struct {
 	DiskImageGiB     int `yaml:"disk_image_gib" default:"40"`
 	DiskReserveMiB   int `yaml:"disk_reserve_mib" default:"1024"`
 	DiskOvercommit   int `yaml:"disk_overcommit" default:"25"`
-	WorkspaceDiskMiB int `yaml:"workspace_disk_mib" default:"0"`
 }
 
 // Network configures the pool of network slots.
@@ -149,6 +148,7 @@ type Quota struct {
 	VCPUs       int `yaml:"vcpus" default:"0"`
 	MemoryMiB   int `yaml:"memory_mib" default:"0"`
 	DiskMiB     int `yaml:"disk_mib" default:"0"`
+	DiskUsedMiB int `yaml:"disk_used_mib" default:"0"`
 	Snapshots   int `yaml:"snapshots" default:"1000"`
 	SnapshotMiB int `yaml:"snapshot_mib" default:"0"`
 	UploadMiB   int `yaml:"upload_mib" default:"40960"`

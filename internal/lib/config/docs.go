@@ -73,9 +73,6 @@ var settingDocs = map[string]string{
 	"capacity.disk_overcommit": "How many times the size of the data directory's file system the disks of all " +
 		"sandboxes together may have; 0 is no bound. Disks take space only for what is written to them and share the " +
 		"blocks of their template, so most never take their size.",
-	"capacity.workspace_disk_mib": "Disk space that the sandboxes and builds of one workspace may take together, " +
-		"without the blocks that they share with templates and each other; 0 is no bound. Beyond it, creates return " +
-		"no_space and sandboxes that grow are paused.",
 
 	"network.prefix": "Prefix of the names of all kernel objects that the node makes. " +
 		"Two nodes on one machine need different prefixes.",
@@ -119,6 +116,9 @@ var settingDocs = map[string]string{
 		"0 is unlimited, as far as the host has memory.",
 	"quota.disk_mib": "Sum of the sizes of a workspace's disks and of the data of its snapshots and built templates. " +
 		"Disks take less than their size until they are full; 0 is unlimited.",
+	"quota.disk_used_mib": "Disk space that the sandboxes and builds of a workspace may take together, without the " +
+		"blocks that they share with templates and each other. Beyond it nothing new is made, and sandboxes that " +
+		"grow are paused; 0 is unlimited.",
 	"quota.snapshots": "Snapshots that a workspace may have; 0 is unlimited.",
 	"quota.snapshot_mib": "Data of the snapshots of a workspace. A snapshot that is being taken counts with the " +
 		"memory and disk of its sandbox; 0 is unlimited.",

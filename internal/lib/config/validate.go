@@ -68,7 +68,6 @@ func (n *Node) Validate() error {
 		bad("capacity.disk_overcommit", "%d is more than %d; use 0 for no bound",
 			n.Capacity.DiskOvercommit, maxOvercommit)
 	}
-	atLeast("capacity.workspace_disk_mib", n.Capacity.WorkspaceDiskMiB, 0)
 	for _, l := range []struct {
 		path  string
 		value int

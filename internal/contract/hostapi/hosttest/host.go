@@ -48,6 +48,7 @@ type Host struct {
 	nextSubscriber int
 	nextPID        int
 	maxRunning     int
+	bounds         hostapi.GroupBounds
 	format         string
 	limits         hostapi.Limits
 	began          time.Time
@@ -403,6 +404,31 @@ func (h *Host) SetPersistent(ctx context.Context, id hostapi.MachineID, keep boo
 func (h *Host) SetEgress(ctx context.Context, id hostapi.MachineID, policy hostapi.Egress) error {
 	return h.withMachine(ctx, "setegress", id, func(m *machine) error {
 		m.Egress = policy
+		return nil
+	})
+}
+
+// SetGroupBounds implements hostapi.Host; GroupBounds returns them.
+func (h *Host) SetGroupBounds(ctx context.Context, bounds hostapi.GroupBounds) error {
+	return h.runOp(ctx, "setgroupbounds", "", func() error {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		h.bounds = bounds
+		return nil
+	})
+}
+
+// GroupBounds returns the bounds that were set last.
+func (h *Host) GroupBounds() hostapi.GroupBounds {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.bounds
+}
+
+// Grow makes the disks of a machine take so many bytes.
+func (h *Host) Grow(ctx context.Context, id hostapi.MachineID, bytes int64) error {
+	return h.withMachine(ctx, "grow", id, func(m *machine) error {
+		m.DiskBytes = bytes
 		return nil
 	})
 }

@@ -75,18 +75,7 @@ func (u *Recorder) loadProcesses(ctx context.Context) error {
 
 // Run writes at every interval until ctx ends.
 func (u *Recorder) Run(ctx context.Context) error {
-	t := time.NewTicker(u.Interval)
-	defer t.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-t.C:
-		}
-		if err := u.flush(ctx); err != nil && ctx.Err() == nil {
-			u.Log.Warn("writing last uses failed; it is tried again", "err", err)
-		}
-	}
+	return Periodically(ctx, u.Interval, u.Log, "writing last uses", u.flush)
 }
 
 // Finish writes once more before this control plane ends, since machines may end with it.
@@ -154,4 +143,26 @@ func (u *Recorder) finalSample(ctx context.Context) error {
 	return u.Store.Write(ctx, "last words", func(ctx context.Context, tx *store.Tx) error {
 		return tx.PutLastSeen(ctx, seen)
 	})
+}
+
+// Periodically calls f at every interval until ctx ends, and logs its errors.
+func Periodically(
+	ctx context.Context,
+	interval time.Duration,
+	log *slog.Logger,
+	doing string,
+	f func(context.Context) error,
+) error {
+	t := time.NewTicker(interval)
+	defer t.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-t.C:
+		}
+		if err := f(ctx); err != nil && ctx.Err() == nil {
+			log.Warn(doing+" failed; it is tried again", "err", err)
+		}
+	}
 }

@@ -77,6 +77,9 @@ func quotas(t *testing.T, db *store.DB) {
 		!maps.Equal(own, map[string]int64{"sandboxes": 2, "vcpus": 1 << 40}) {
 		t.Errorf("quotas %v, %v", own, err)
 	}
+	if own, err := db.Read().QuotasOf(ctx, "sandboxes"); err != nil || !maps.Equal(own, map[string]int64{"w": 2}) {
+		t.Errorf("quotas of a kind %v, %v", own, err)
+	}
 	for range 2 {
 		write(t, db, func(ctx context.Context, tx *store.Tx) error { return tx.DeleteQuota(ctx, "w", "sandboxes") })
 	}
@@ -140,6 +143,12 @@ func sums(t *testing.T, db *store.DB) {
 	}
 	if disks, err := db.Read().DataDisks(ctx, "w1"); err != nil || len(disks) != 2 || disks[0] != asleep.DataDisks {
 		t.Errorf("data disks %v, %v; want two", disks, err)
+	}
+	write(t, db, func(ctx context.Context, tx *store.Tx) error {
+		return tx.PutDiskBytes(ctx, map[string]int64{"sbx001": 5, "sbx003": 1 << 40, "sbx004": 9, "missing": 1})
+	})
+	if n, err := db.Read().SandboxDiskBytes(ctx, "w1"); err != nil || n != 1<<40+5 {
+		t.Errorf("disk bytes of sandboxes: %d, %v; want %d", n, err, int64(1<<40+5))
 	}
 	write(t, db, func(ctx context.Context, tx *store.Tx) error {
 		return errors.Join(
