@@ -27,7 +27,7 @@ const (
 	Builds       Kind = "builds"
 	EgressRate   Kind = "egress_mbit"
 	Connections  Kind = "connections"
-	ConnectRate  Kind = "new_connections"
+	ConnectRate  Kind = "new_connections_per_s"
 )
 
 // MiB is one MiB in bytes, in which Amounts of kinds with the unit MiB are.
