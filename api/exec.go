@@ -57,12 +57,12 @@ func (r *ExecRequest) Timeout() time.Duration {
 
 // ExecResult is how a command ended. With Background only PID is set.
 type ExecResult struct {
-	Stdout          string `json:"stdout" doc:"Invalid UTF-8 becomes U+FFFD; use a file or a stream for binary output."`
-	Stderr          string `json:"stderr"`
+	Stdout          string `json:"stdout" doc:"At most 16 MiB; invalid UTF-8 becomes U+FFFD."`
+	Stderr          string `json:"stderr" doc:"At most 16 MiB, as stdout."`
 	ExitCode        int    `json:"exit_code" doc:"128 plus the signal for a command that was killed."`
 	DurationMS      int64  `json:"duration_ms"`
 	PID             uint32 `json:"pid,omitempty"`
-	StdoutTruncated bool   `json:"stdout_truncated,omitempty" doc:"There was more output than the server returns."`
+	StdoutTruncated bool   `json:"stdout_truncated,omitempty" doc:"There was more output than that."`
 	StderrTruncated bool   `json:"stderr_truncated,omitempty"`
 	OutOfMemory     bool   `json:"out_of_memory,omitempty" doc:"The kernel of the guest killed it: out of memory."`
 }

@@ -60,13 +60,17 @@ type ReplOnce struct {
 // ReplResult is the result of a cell. ExitCode and Exit are the same.
 type ReplResult struct {
 	Language   string              `json:"language"`
-	Stdout     string              `json:"stdout"`
-	Stderr     string              `json:"stderr"`
+	Stdout     string              `json:"stdout" doc:"At most 16 MiB; see stdout_truncated."`
+	Stderr     string              `json:"stderr" doc:"At most 16 MiB; see stderr_truncated."`
 	ExitCode   int                 `json:"exit_code"`
 	Exit       int                 `json:"exit"`
 	Error      string              `json:"error,omitempty" doc:"The traceback of a cell that failed."`
 	DurationMS int64               `json:"duration_ms"`
 	Results    []map[string]string `json:"results" doc:"Each in several forms by media type; binary ones in base64."`
+
+	StdoutTruncated  bool `json:"stdout_truncated,omitempty" doc:"More was printed than is returned."`
+	StderrTruncated  bool `json:"stderr_truncated,omitempty"`
+	ResultsTruncated bool `json:"results_truncated,omitempty" doc:"Over 256 results or 32 MiB: some are missing."`
 }
 
 // ReplLanguages is the response of GET /v1/repl/languages.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"strconv"
 
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
 	"github.com/pandastack/pandastack/internal/contract/guestlink"
@@ -181,11 +182,11 @@ func (disks) CloneInto(src string, dst *os.File) error { return disk.CloneInto(s
 func (disks) Allocate(path string, bytes int64) error  { return disk.Allocate(path, bytes) }
 func (disks) Grow(path string, bytes int64) error      { return disk.Grow(path, bytes) }
 
-// openLink implements machine.OpenLink with guestlink.Open.
-func openLink(ctx context.Context, conn net.Conn, g machine.Handshake) (machine.Link, error) {
-	return guestlink.Open(
-		ctx,
-		conn,
-		guestlink.Options{Generation: g.Generation, Identity: g.Identity, Resync: g.Resync},
-	)
+// openLink implements machine.OpenLink with guestlink.Open. The host does not know the workspace of a machine, so every
+// link has a share of its own for what the host itself asks the guest.
+func (n *node) openLink(ctx context.Context, conn net.Conn, g machine.Handshake) (machine.Link, error) {
+	return guestlink.Open(ctx, conn, guestlink.Options{
+		Generation: g.Generation, Identity: g.Identity, Resync: g.Resync,
+		Memory: n.shares.memory.Open("link " + strconv.FormatUint(n.links.Add(1), 10)),
+	})
 }

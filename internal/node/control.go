@@ -24,12 +24,14 @@ import (
 	"github.com/pandastack/pandastack/internal/control/metricshistory"
 	"github.com/pandastack/pandastack/internal/control/preview"
 	"github.com/pandastack/pandastack/internal/control/sandbox"
+	"github.com/pandastack/pandastack/internal/control/sandbox/activity"
 	"github.com/pandastack/pandastack/internal/control/store"
 	"github.com/pandastack/pandastack/internal/control/template"
 	"github.com/pandastack/pandastack/internal/control/workspace"
 	"github.com/pandastack/pandastack/internal/ingress/access"
 	"github.com/pandastack/pandastack/internal/ingress/bodyrate"
 	"github.com/pandastack/pandastack/internal/ingress/e2b"
+	"github.com/pandastack/pandastack/internal/ingress/e2b/envd"
 	"github.com/pandastack/pandastack/internal/ingress/httpapi"
 	"github.com/pandastack/pandastack/internal/ingress/proxy"
 	"github.com/pandastack/pandastack/internal/ingress/repl"
@@ -75,7 +77,10 @@ func (n *node) control(ctx context.Context, host hostapi.Host) (handler http.Han
 	cfg.IdleHibernate, cfg.TombstoneRetention = set.IdleHibernate, set.TombstoneRetention
 	boxes, err := sandbox.New(
 		cfg,
-		sandbox.Deps{Store: db, Host: host, Templates: templates, Quotas: quotas, Observe: observe, Log: n.Log},
+		sandbox.Deps{
+			Store: db, Host: host, Templates: templates, Quotas: quotas, Observe: observe, Log: n.Log,
+			Budgets: activity.Budgets{Streams: n.shares.streams, Memory: n.shares.memory},
+		},
 	)
 	if err != nil {
 		return nil, "", err
@@ -162,7 +167,8 @@ func (n *node) handler(f services) (http.Handler, error) {
 	e2bAPI, err := e2b.New(
 		e2b.Config{
 			Domain: n.sandboxDomain(), Builds: f.builds, Secret: derive(f.secret, "agent"), History: f.history,
-			Guard: guard,
+			Guard:   guard,
+			Budgets: envd.Budgets{Memory: n.shares.memory, Watchers: n.shares.watchers},
 		},
 		f.sandboxes, f.templates, f.keys, runner,
 	)
@@ -204,6 +210,7 @@ func (n *node) handler(f services) (http.Handler, error) {
 			Guard:        guard,
 			UsageHistory: f.history,
 			Metrics:      f.registry,
+			Memory:       n.shares.memory,
 			Log:          n.Log,
 		},
 	)

@@ -290,7 +290,7 @@ func (n *node) host(ctx context.Context) (*agent.Host, error) {
 			Network: network{pool, n.tapOwner(driver, jails)},
 			Cgroups: cgroups{jails, n.Config.VMM.DisableJail},
 			Disks:   disks{},
-			Link:    openLink,
+			Link:    n.openLink,
 		},
 		Platform:   n.platform(driver, find),
 		Rewrite:    disk.Rewrite,

@@ -8,10 +8,12 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/netip"
 	"syscall"
 	"time"
 
 	"github.com/pandastack/pandastack/internal/ingress/proxy"
+	"github.com/pandastack/pandastack/internal/lib/budget"
 )
 
 // Time limits of a connection to the API. Responses have none: they can be large files or long-lived streams. Package
@@ -46,7 +48,7 @@ func (n *node) listenAt(ctx context.Context, address, flag string) (net.Listener
 		}
 		return nil
 	})
-	return l, nil
+	return limitedListener{l, n.shares.connections}, nil
 }
 
 // url returns the URL of the API for programs on this host.
@@ -107,4 +109,54 @@ func (n *node) serve(ctx context.Context, l net.Listener, handler http.Handler, 
 		<-done
 		return errors.Join(err, server.Close())
 	})
+}
+
+// limitedListener accepts connections as long as their address has a share of them left, and closes all others.
+type limitedListener struct {
+	net.Listener
+	places *budget.Pool
+}
+
+func (l limitedListener) Accept() (net.Conn, error) {
+	for {
+		c, err := l.Listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		tcp, ok := c.(*net.TCPConn)
+		if !ok {
+			return c, nil
+		}
+		place := l.places.Open(addressKey(c.RemoteAddr()))
+		if place.Take(1) == nil {
+			return &limitedConn{tcp, place}, nil
+		}
+		place.Close()
+		_ = c.Close() // the client is over its share, and learns no more
+	}
+}
+
+// addressKey is what counts as one address: of IPv6, the network of one customer.
+func addressKey(a net.Addr) string {
+	from, err := netip.ParseAddrPort(a.String())
+	if err != nil {
+		return a.String()
+	}
+	ip := from.Addr().Unmap().WithZone("")
+	if ip.Is4() {
+		return ip.String()
+	}
+	network, _ := ip.Prefix(64) // an IPv6 address has as many bits
+	return network.String()
+}
+
+// limitedConn returns its place when it is closed.
+type limitedConn struct {
+	*net.TCPConn
+	place *budget.Account
+}
+
+func (c *limitedConn) Close() error {
+	c.place.Close()
+	return c.TCPConn.Close()
 }

@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -48,9 +49,10 @@ type Ready struct {
 // node is a node that is starting or running.
 type node struct {
 	Options
-	undo cleanup.Stack // stops and closes the components, last one first
-	// budgets are shared by the sandboxes of the node, for metrics.
-	budgets []*budget.Pool
+	shares  shares
+	links   atomic.Uint64    // guest channels that were opened
+	undo    cleanup.Stack    // stops and closes the components, last one first
+	budgets []*budget.Pool   // all shares of the node, for metrics
 	ballast *ballast.Ballast // of the data directory
 
 	fail context.CancelCauseFunc // stops the node with an error
@@ -113,6 +115,15 @@ func (n *node) start(ctx context.Context) error {
 	if err := unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{}); err != nil {
 		return fmt.Errorf("disable core files: %w", err)
 	}
+	if err := protect("/proc/self/oom_score_adj"); err != nil {
+		n.Log.Warn("the kernel may kill the node before others when memory is short", "err", err)
+	}
+	memory, err := n.limitMemory()
+	if err != nil {
+		return err
+	}
+	n.shares = newShares(n.Config.Capacity, memory)
+	n.budgets = append(n.budgets, n.shares.all()...)
 	// Listen first: if the port is in use, the node must fail before it changes anything.
 	plain, err := n.listen(ctx)
 	if err != nil {

@@ -1,6 +1,9 @@
 package guestexec
 
-import "strings"
+import (
+	"strings"
+	"unicode/utf8"
+)
 
 // Keep is which end of too long an output is kept.
 type Keep uint8
@@ -15,6 +18,22 @@ const (
 type Limit struct {
 	Bytes int
 	Keep  Keep
+	// Pay, if not nil, pays for the memory of what is kept, in bytes. After an error no more is kept than before.
+	Pay func(bytes int64) error
+}
+
+// cost returns how much memory output takes: while it is kept, and once more as valid UTF-8, in which an invalid byte
+// has three.
+func cost(p []byte) int64 {
+	n := int64(3 * len(p))
+	for len(p) > 0 {
+		r, size := utf8.DecodeRune(p)
+		if r == utf8.RuneError && size == 1 {
+			n += 2
+		}
+		p = p[size:]
+	}
+	return n
 }
 
 // Output is what was kept of an output.
@@ -25,9 +44,10 @@ type Output struct {
 
 // Buffer keeps one end of an output.
 type Buffer struct {
-	limit Limit
-	data  []byte
-	over  bool
+	limit  Limit
+	data   []byte
+	over   bool
+	unpaid bool // Pay has failed
 }
 
 // NewBuffer returns an empty buffer with the given limit.
@@ -39,7 +59,12 @@ func (b *Buffer) Add(p []byte) {
 		if room := b.limit.Bytes - len(b.data); len(p) > room {
 			p, b.over = p[:room], true
 		}
-		b.data = append(b.data, p...)
+		if b.pay(p) {
+			b.data = append(b.data, p...)
+		}
+		return
+	}
+	if grows := min(2*b.limit.Bytes-len(b.data), len(p)); grows > 0 && !b.pay(p[:grows]) {
 		return
 	}
 	if len(p) >= b.limit.Bytes {
@@ -51,6 +76,17 @@ func (b *Buffer) Add(p []byte) {
 	if len(b.data) > 2*b.limit.Bytes { // copying at twice the limit makes the cost of a byte constant
 		b.data, b.over = append(b.data[:0], b.data[len(b.data)-b.limit.Bytes:]...), true
 	}
+}
+
+// pay pays for p. It returns false, and p counts as dropped, if that fails or has failed before.
+func (b *Buffer) pay(p []byte) bool {
+	if len(p) == 0 || b.limit.Pay == nil && !b.unpaid {
+		return true
+	}
+	if b.unpaid = b.unpaid || b.limit.Pay(cost(p)) != nil; b.unpaid {
+		b.over = true
+	}
+	return !b.unpaid
 }
 
 // Output returns what is kept so far. It is valid until the next Add.

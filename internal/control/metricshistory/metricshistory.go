@@ -99,14 +99,24 @@ func (h *History) touch(who auth.Principal, id api.SandboxID, now time.Time) *se
 	return s
 }
 
-// evict removes the least recently requested series if the history is full. h.mu is held.
+// evict removes a series if the history is full: the least recently requested one of the workspace that has most, so
+// that no workspace pushes out the series of one with fewer. h.mu is held.
 func (h *History) evict() {
 	if len(h.series) < maxSeries {
 		return
 	}
+	count := map[api.Workspace]int{}
+	for _, s := range h.series {
+		count[s.principal.Workspace]++
+	}
+	most := 0
+	for _, n := range count {
+		most = max(most, n)
+	}
 	var oldest api.SandboxID
 	for id, s := range h.series {
-		if oldest == "" || s.requested.Before(h.series[oldest].requested) {
+		if count[s.principal.Workspace] == most &&
+			(oldest == "" || s.requested.Before(h.series[oldest].requested)) {
 			oldest = id
 		}
 	}

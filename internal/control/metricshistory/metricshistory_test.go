@@ -209,3 +209,25 @@ func TestHistoryIsBounded(t *testing.T) {
 			len(h.series), found, maxSeries)
 	}
 }
+
+// A workspace that requests the metrics of very many sandboxes does not push out those of a neighbour.
+func TestHistoryIsShared(t *testing.T) {
+	h := New(&fakeSandboxes{})
+	at := time.Unix(1000, 0)
+	neighbour, hostile := auth.Principal{Workspace: "neighbour"}, auth.Principal{Workspace: "hostile"}
+	for i := range 3 {
+		h.Record(neighbour, api.SandboxID(fmt.Sprint("ours", i)), at, Point{At: at})
+	}
+	for i := range 2 * maxSeries {
+		at = at.Add(time.Second)
+		h.Record(hostile, api.SandboxID(fmt.Sprint("box", i)), at, Point{At: at})
+	}
+	for i := range 3 {
+		if len(h.Points(api.SandboxID(fmt.Sprint("ours", i)))) == 0 {
+			t.Errorf("series %d of the neighbour is lost", i)
+		}
+	}
+	if len(h.series) != maxSeries {
+		t.Errorf("got %d series, want %d", len(h.series), maxSeries)
+	}
+}

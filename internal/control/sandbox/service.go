@@ -57,13 +57,14 @@ type Templates interface {
 	Resolve(ctx context.Context, p auth.Principal, name string) (api.Template, error)
 }
 
-// Deps are the components that a Service works with. All but Quotas and Observe are required.
+// Deps are the components that a Service works with. All but Quotas, Budgets and Observe are required.
 type Deps struct {
 	Store     *store.DB
 	Host      hostapi.Host
 	Templates Templates
 	Quotas    *quota.Quotas // nil: the default quotas
 	Log       *slog.Logger
+	Budgets   activity.Budgets // of everything that is open to guests; zero: there are no bounds
 	// Observe is called at the end of every verb with its name, its error code ("" for success) and its
 	// duration. It must not block.
 	Observe func(verb string, code api.Code, took time.Duration)
@@ -80,6 +81,7 @@ type Service struct {
 	log       *slog.Logger
 	observe   func(verb string, code api.Code, took time.Duration)
 	instance  string // this process, as the owner of operations
+	budgets   activity.Budgets
 
 	locks    keyed.Locks
 	activity activity.Tracker
@@ -103,7 +105,7 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	}
 	s := &Service{cfg: cfg, db: deps.Store, host: deps.Host, guests: guestdial.New(deps.Host),
 		templates: deps.Templates, quotas: deps.Quotas, log: deps.Log, observe: deps.Observe,
-		instance: strings.ToLower(rand.Text())}
+		instance: strings.ToLower(rand.Text()), budgets: deps.Budgets}
 	if s.quotas == nil {
 		s.quotas = quota.New(quota.Config{}, s.db)
 	}

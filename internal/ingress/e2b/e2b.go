@@ -42,6 +42,7 @@ type Config struct {
 	Builds  control.Builds
 	History *metricshistory.History
 	Guard   *access.Guard // may be shared with other APIs; nil: one without limits on rates, which records nothing
+	Budgets envd.Budgets  // zero: there are no bounds
 }
 
 // Protocol serves E2B's protocol. Make one with New.
@@ -74,7 +75,12 @@ func New(
 	if err != nil {
 		return nil, err
 	}
-	return &Protocol{guard: cfg.Guard, control: c, agent: envd.New(), interpreter: interpreter.New(runner)}, nil
+	return &Protocol{
+		guard:       cfg.Guard,
+		control:     c,
+		agent:       envd.New(cfg.Budgets),
+		interpreter: interpreter.New(runner, cfg.Budgets.Memory),
+	}, nil
 }
 
 // Close ends watchers of files and streams of input.
@@ -198,6 +204,7 @@ func (s agentService) ServeRoute(w http.ResponseWriter, r *http.Request, rt prox
 	}
 	s.agent.Serve(w, r, envd.Target{
 		ID:          rt.Address.Sandbox,
+		Workspace:   string(rt.Sandbox.Workspace),
 		Generation:  rt.Sandbox.Generation,
 		Guest:       rt.Guest,
 		AccessToken: token,
@@ -231,5 +238,9 @@ func (s interpreterService) ServeRoute(w http.ResponseWriter, r *http.Request, r
 		http.Error(w, "invalid or missing access token: send it as X-Access-Token", http.StatusUnauthorized)
 		return
 	}
-	s.interpreter.Serve(w, r, interpreter.Target{ID: rt.Address.Sandbox, Guest: rt.Guest})
+	s.interpreter.Serve(w, r, interpreter.Target{
+		ID:        rt.Address.Sandbox,
+		Workspace: string(rt.Sandbox.Workspace),
+		Guest:     rt.Guest,
+	})
 }

@@ -110,11 +110,17 @@ func fileHeader(h http.Header, info guestapi.FileInfo) {
 	}
 }
 
+// copyBuffer is how much of a file is sent at once.
+const copyBuffer = 256 << 10
+
 // sendFile streams a file. Files that the kernel generates on reading report no size, so the length is sent only if
 // there is one.
 func sendFile(rq *request, info guestapi.FileInfo, body io.Reader, offset, length int64, ranged bool) error {
 	if info.Kind == guestapi.KindDir {
 		return isDirectory(info.Path)
+	}
+	if err := rq.pay(copyBuffer, info.Path); err != nil {
+		return err
 	}
 	fileHeader(rq.w.Header(), info)
 	status := http.StatusOK
@@ -129,7 +135,7 @@ func sendFile(rq *request, info guestapi.FileInfo, body io.Reader, offset, lengt
 		body = io.LimitReader(body, size) // the file may grow meanwhile
 	}
 	rq.w.WriteHeader(status)
-	n, err := io.CopyBuffer(plainWriter{rq.w}, body, make([]byte, 256<<10))
+	n, err := io.CopyBuffer(plainWriter{rq.w}, body, make([]byte, copyBuffer))
 	if err == nil && known && n < size {
 		err = fmt.Errorf("file ended after %d of %d bytes", n, size)
 	}
@@ -184,6 +190,9 @@ func statFile(rq *request) (api.FileEntry, error) {
 // maxDepth bounds the depth of one listing.
 const maxDepth = 64
 
+// entryBytes is more than an entry of a listing takes besides the text that it shares with the guest's.
+const entryBytes = 512
+
 func listDir(rq *request) (api.DirListing, error) {
 	g, path, user, err := rq.file()
 	if err != nil {
@@ -196,6 +205,9 @@ func listDir(rq *request) (api.DirListing, error) {
 	infos, err := g.List(rq.r.Context(), path, user, int(depth))
 	if err != nil {
 		return api.DirListing{}, execstream.GuestError(err, path)
+	}
+	if err := rq.pay(entryBytes*int64(len(infos)), path); err != nil {
+		return api.DirListing{}, err
 	}
 	out := api.DirListing{Path: path, Entries: make([]api.FileEntry, 0, len(infos))}
 	for _, info := range infos {

@@ -637,7 +637,7 @@ type fixture struct {
 	audit *recorder
 }
 
-func newFixture(t testing.TB) *fixture {
+func newFixture(t testing.TB, change ...func(*httpapi.Deps)) *fixture {
 	t.Helper()
 	host := hosttest.New()
 	t.Cleanup(host.Close)
@@ -650,18 +650,19 @@ func newFixture(t testing.TB) *fixture {
 	log := slog.New(slog.NewTextHandler(&locked{w: w.log}, nil))
 	ports := proxy.New(proxy.Config{Log: log})
 	t.Cleanup(ports.Close)
-	s, err := httpapi.New(
-		httpapi.Config{Version: "1.2.3", PreviewKey: bytes.Repeat([]byte("k"), 32)},
-		httpapi.Deps{
-			Sandboxes:    b,
-			Templates:    templates{},
-			Keys:         keys{},
-			Proxy:        ports,
-			UsageHistory: metricshistory.New(b),
-			Audit:        w.audit,
-			Log:          log,
-		},
-	)
+	deps := httpapi.Deps{
+		Sandboxes:    b,
+		Templates:    templates{},
+		Keys:         keys{},
+		Proxy:        ports,
+		UsageHistory: metricshistory.New(b),
+		Audit:        w.audit,
+		Log:          log,
+	}
+	for _, f := range change {
+		f(&deps)
+	}
+	s, err := httpapi.New(httpapi.Config{Version: "1.2.3", PreviewKey: bytes.Repeat([]byte("k"), 32)}, deps)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -14,8 +14,11 @@ import (
 	"github.com/pandastack/pandastack/internal/ingress/repl"
 )
 
-// maxResults bounds the results of one cell, besides its output.
-const maxResults = 256
+// Bounds of the results of one cell, besides its output.
+const (
+	maxResults     = 256
+	maxResultBytes = 32 << 20 // of all results together
+)
 
 func replLanguages(*request) (api.ReplLanguages, error) {
 	var out api.ReplLanguages
@@ -143,30 +146,19 @@ func (rq *request) runCell(
 	cell api.ReplCell,
 	subject string,
 ) (api.ReplResult, error) {
-	var out, errs strings.Builder
-	res := api.ReplResult{Language: string(c.Language), Results: []map[string]string{}}
+	if err := rq.pay(minOutput, subject); err != nil {
+		return api.ReplResult{}, err
+	}
+	got := collector{memory: rq.memory}
+	got.res = api.ReplResult{Language: string(c.Language), Results: []map[string]string{}}
 	end, err := rq.s.deps.Cells.Run(ctx, string(id), g, c, repl.Cell{
 		Code: cell.Code, Env: cell.Env, Timeout: time.Duration(cell.TimeoutMS) * time.Millisecond,
-	}, func(e repl.Event) error {
-		switch e.Kind {
-		case repl.Stdout:
-			appendOutput(&out, e.Text)
-		case repl.Stderr:
-			appendOutput(&errs, e.Text)
-		case repl.Result:
-			if len(res.Results) < maxResults {
-				res.Results = append(res.Results, textBundle(e.Data))
-			}
-		case repl.Failed:
-			res.Error = errorText(e)
-		case repl.Count:
-		}
-		return nil
-	})
+	}, got.add)
+	res := got.result()
 	if err != nil {
 		return api.ReplResult{}, replError(err, subject)
 	}
-	res.Stdout, res.Stderr, res.DurationMS = out.String(), errs.String(), end.Took.Milliseconds()
+	res.DurationMS = end.Took.Milliseconds()
 	res.ExitCode, res.Exit = end.Code, end.Code
 	if end.Interrupted {
 		seconds := strconv.FormatFloat(float64(cell.TimeoutMS)/1000, 'f', -1, 64)
@@ -176,12 +168,90 @@ func (rq *request) runCell(
 	return res, nil
 }
 
+// minOutput is memory that a cell takes before it runs, so that it is refused then, in bytes.
+const minOutput = 64 << 10
+
+// collector collects the events of a cell, as far as memory pays for them.
+type collector struct {
+	memory      *execstream.Memory
+	out, err    strings.Builder
+	res         api.ReplResult
+	resultBytes int
+}
+
+func (c *collector) add(e repl.Event) error {
+	switch e.Kind {
+	case repl.Stdout:
+		c.appendOutput(&c.out, e.Text, &c.res.StdoutTruncated)
+	case repl.Stderr:
+		c.appendOutput(&c.err, e.Text, &c.res.StderrTruncated)
+	case repl.Result:
+		c.addResult(e.Data)
+	case repl.Failed:
+		if text := errorText(e); c.pay(len(text), &c.res.StderrTruncated) {
+			c.res.Error = text
+		} else {
+			c.res.Error = e.Name
+		}
+	case repl.Count:
+	}
+	return nil
+}
+
+// pay pays for n bytes, or sets truncated.
+func (c *collector) pay(n int, truncated *bool) bool {
+	ok := c.memory.Take(int64(n)) == nil
+	*truncated = *truncated || !ok
+	return ok
+}
+
+// growth is how much memory a byte takes in a builder that grows: in the old array and in the new one.
+const growth = 2
+
 // appendOutput appends text up to the limit that the output of commands has too.
-func appendOutput(b *strings.Builder, text string) {
+func (c *collector) appendOutput(b *strings.Builder, text string, truncated *bool) {
+	if *truncated {
+		return
+	}
 	if room := api.MaxOutput - b.Len(); len(text) > room {
-		text = strings.ToValidUTF8(text[:room], "")
+		text, *truncated = strings.ToValidUTF8(text[:room], ""), true
+	}
+	if c.memory.Take(growth*int64(len(text))) != nil {
+		*truncated = true
+		return
 	}
 	b.WriteString(text)
+}
+
+// addResult adds a result, if it fits.
+func (c *collector) addResult(data map[string]any) {
+	n := 0
+	for media, v := range data {
+		n += len(media) + 64
+		switch v := v.(type) {
+		case string:
+			n += len(v)
+		case json.RawMessage:
+			n += 2 * len(v) // characters of HTML are escaped
+		default:
+			n += 2 * maxTableBytes
+		}
+	}
+	if len(c.res.Results) == maxResults || c.resultBytes+n > maxResultBytes || !c.pay(n, &c.res.ResultsTruncated) {
+		c.res.ResultsTruncated = true
+		return
+	}
+	c.resultBytes += n
+	c.res.Results = append(c.res.Results, textBundle(data))
+}
+
+// maxTableBytes is more than the columns of a table of comma-separated values take.
+const maxTableBytes = 2 << 20
+
+// result returns what was collected.
+func (c *collector) result() api.ReplResult {
+	c.res.Stdout, c.res.Stderr = c.out.String(), c.err.String()
+	return c.res
 }
 
 // textBundle converts every form of a result to text: what is not text is encoded as JSON.

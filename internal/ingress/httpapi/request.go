@@ -10,6 +10,7 @@ import (
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
 	"github.com/pandastack/pandastack/internal/control/auth"
+	"github.com/pandastack/pandastack/internal/ingress/httpapi/execstream"
 )
 
 // request is one authorized call of a route.
@@ -20,6 +21,24 @@ type request struct {
 	p auth.Principal // zero on public routes
 
 	action, target string // for the audit log, in place of the route's and those of the path
+
+	memory *execstream.Memory // pays for what the request buffers, until it ends; also in the context of r
+}
+
+// openMemory opens the account that pays for what the request buffers.
+func (rq *request) openMemory() *execstream.Memory {
+	owners := []string{string(rq.p.Workspace)}
+	if id := rq.r.PathValue("sandbox"); id != "" {
+		owners = append(owners, id)
+	}
+	rq.memory = rq.s.deps.Memory.Open(owners...)
+	rq.r = rq.r.WithContext(execstream.WithMemory(rq.r.Context(), rq.memory))
+	return rq.memory
+}
+
+// pay takes memory for the request, in bytes. subject is what the memory is for.
+func (rq *request) pay(bytes int64, subject string) error {
+	return execstream.GuestError(rq.memory.Take(bytes), subject)
 }
 
 func (rq *request) id() api.RequestID {
@@ -136,13 +155,16 @@ func (s *Server) writeError(w http.ResponseWriter, r *http.Request, err error) {
 	writeJSON(w, m.Status, &e)
 }
 
-// writeJSON writes v as JSON.
+// writeJSON writes v as JSON. Responses that may be large are not held in memory a second time.
 func writeJSON(w http.ResponseWriter, status int, v any) {
+	switch v.(type) {
+	case api.ExecResult, api.ReplResult, api.DirListing, *api.Error:
+		execstream.StreamJSON(w, status, v)
+		return
+	}
 	b, err := json.Marshal(v)
 	if err != nil {
-		status, b = http.StatusInternalServerError, []byte(
-			`{"error":"the response could not be encoded","code":"internal","retryable":false}`,
-		)
+		status, b = http.StatusInternalServerError, []byte(execstream.EncodingFailed)
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Cache-Control", "no-store")

@@ -19,6 +19,7 @@ import (
 	"github.com/pandastack/pandastack/internal/control/sandbox"
 	"github.com/pandastack/pandastack/internal/ingress/access"
 	"github.com/pandastack/pandastack/internal/ingress/httpapi/bootstats"
+	"github.com/pandastack/pandastack/internal/ingress/httpapi/execstream"
 	"github.com/pandastack/pandastack/internal/ingress/proxy"
 	"github.com/pandastack/pandastack/internal/ingress/repl"
 )
@@ -41,13 +42,14 @@ type Deps struct {
 	Builds       Builds     // nil: templates cannot be built
 	Workspaces   Workspaces // nil: workspaces cannot be managed
 	Keys         Keys
-	Proxy        Forwarder            // forwards to ports; nil: the port proxy is unsupported
-	Cells        *repl.Runner         // runs cells of code and may be shared with other APIs; nil: one of its own
-	Previews     Previews             // records previews; nil: they are neither listed nor revoked
-	Metrics      *prometheus.Registry // served at /metrics; nil: one of its own
-	UsageHistory UsageHistory         // measurements of sandboxes; nil: unsupported
-	Audit        access.AuditLog      // records calls; nil: nothing is recorded
-	Guard        *access.Guard        // may be shared with other APIs; nil: one without limits on rates
+	Proxy        Forwarder              // forwards to ports; nil: the port proxy is unsupported
+	Cells        *repl.Runner           // runs cells of code and may be shared with other APIs; nil: one of its own
+	Previews     Previews               // records previews; nil: they are neither listed nor revoked
+	Metrics      *prometheus.Registry   // served at /metrics; nil: one of its own
+	UsageHistory UsageHistory           // measurements of sandboxes; nil: unsupported
+	Audit        access.AuditLog        // records calls; nil: nothing is recorded
+	Guard        *access.Guard          // may be shared with other APIs; nil: one without limits on rates
+	Memory       *execstream.MemoryPool // pays for what requests buffer, by workspace and sandbox; nil: no bounds
 	Log          *slog.Logger
 }
 
@@ -355,6 +357,7 @@ func (s *Server) serve(rt route) http.Handler {
 			err = rt.checkQuery(r.URL.Query())
 		}
 		if err == nil {
+			defer rq.openMemory().Close()
 			err = rt.handle(rq)
 		}
 		if err != nil {

@@ -5,10 +5,11 @@ import (
 	"crypto/rand"
 	"encoding/hex"
 	"encoding/json"
-	"errors"
+	"fmt"
 	"strings"
 
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
+	"github.com/pandastack/pandastack/internal/lib/budget"
 )
 
 // protocol is one cell's exchange with a driver.
@@ -19,18 +20,25 @@ type protocol interface {
 	lastOutput() string // the last output of a driver that exited, as the end of a sentence
 }
 
-func newProtocol(l Language) protocol {
+// newProtocol returns the protocol of a language. memory pays for what it buffers.
+func newProtocol(l Language, memory *budget.Account) protocol {
 	var raw [12]byte
 	rand.Read(raw[:]) // never fails, by its documentation
 	id := hex.EncodeToString(raw[:])
 	if l == Bash {
-		return &bashProtocol{mark: id}
+		return &bashProtocol{mark: id, memory: memory}
 	}
-	return &jsonProtocol{id: id}
+	return &jsonProtocol{id: id, memory: memory}
 }
 
 // maxLine bounds one message of a driver, and so an image or a table in it, in bytes.
-const maxLine = 64 << 20
+const maxLine = 16 << 20
+
+// lineCost is how much memory a byte of a message takes until its event was handled.
+const lineCost = 5
+
+// maxForms bounds the forms of one result.
+const maxForms = 64
 
 // maxLastOutput bounds how much of a driver's last output is kept, in bytes.
 const maxLastOutput = 2000
@@ -40,6 +48,9 @@ type jsonProtocol struct {
 	id         string
 	line       []byte
 	stderrTail []byte
+	memory     *budget.Account // pays for line
+	paid       int64
+	skips      bool // the rest of the line is dropped
 }
 
 func (t *jsonProtocol) request(cell Cell) []byte {
@@ -49,16 +60,16 @@ func (t *jsonProtocol) request(cell Cell) []byte {
 }
 
 type driverMessage struct {
-	ID        string         `json:"id"`
-	Type      string         `json:"type"`
-	Text      string         `json:"text"`
-	Data      map[string]any `json:"data"`
-	Main      bool           `json:"main"`
-	Name      string         `json:"name"`
-	Value     string         `json:"value"`
-	Traceback string         `json:"traceback"`
-	Count     int            `json:"count"`
-	Code      int            `json:"code"`
+	ID        string `json:"id"`
+	Type      string `json:"type"`
+	Text      string `json:"text"`
+	Data      forms  `json:"data"`
+	Main      bool   `json:"main"`
+	Name      string `json:"name"`
+	Value     string `json:"value"`
+	Traceback string `json:"traceback"`
+	Count     int    `json:"count"`
+	Code      int    `json:"code"`
 }
 
 func (t *jsonProtocol) handle(e guestapi.Event, yield func(Event) error) (int, bool, error) {
@@ -69,19 +80,79 @@ func (t *jsonProtocol) handle(e guestapi.Event, yield func(Event) error) (int, b
 	data := e.Data
 	for {
 		head, rest, whole := bytes.Cut(data, []byte{'\n'})
-		if len(t.line)+len(head) > maxLine {
-			return 0, false, errors.New("the message of the driver is too large")
+		if refused := t.add(head); refused != nil {
+			if err := yield(Event{Kind: Stderr, Text: "output was dropped: " + refused.Error() + "\n"}); err != nil {
+				return 0, false, err
+			}
 		}
-		t.line = append(t.line, head...)
 		if !whole {
 			return 0, false, nil
 		}
-		line := t.line
-		t.line, data = nil, rest
-		if code, ended, err := t.handleLine(line, yield); ended || err != nil {
+		code, ended, err := t.handleLine(t.line, yield)
+		t.reset()
+		t.skips, data = false, rest
+		if ended || err != nil {
 			return code, ended, err
 		}
 	}
+}
+
+// add adds a part to the line. The line is dropped, and the first time the error says why, if that is too much.
+func (t *jsonProtocol) add(part []byte) error {
+	if t.skips {
+		return nil
+	}
+	err := t.memory.Take(lineCost * int64(len(part)))
+	if err == nil {
+		t.paid += lineCost * int64(len(part))
+		if len(t.line)+len(part) > maxLine {
+			err = fmt.Errorf("the message of the driver has more than %d bytes", maxLine)
+		}
+	}
+	if err != nil {
+		t.reset()
+		t.skips = true
+		return err
+	}
+	t.line = append(t.line, part...)
+	return nil
+}
+
+// reset forgets the line.
+func (t *jsonProtocol) reset() {
+	t.memory.Give(t.paid)
+	t.line, t.paid = nil, 0
+}
+
+// forms are the forms of a result by media type: text is a string, and everything else stays as it is in JSON, since
+// decoding it would take many times as much memory. Further ones than maxForms are dropped.
+type forms map[string]any
+
+// UnmarshalJSON implements json.Unmarshaler. The JSON is valid; what is no object has no forms.
+func (f *forms) UnmarshalJSON(b []byte) error {
+	d := json.NewDecoder(bytes.NewReader(b))
+	if first, err := d.Token(); err != nil || first != json.Delim('{') {
+		return err
+	}
+	*f = forms{}
+	for d.More() && len(*f) < maxForms {
+		name, err := d.Token()
+		if err != nil {
+			return err
+		}
+		var raw json.RawMessage
+		if err := d.Decode(&raw); err != nil {
+			return err
+		}
+		key, _ := name.(string) // the name of a member is a string
+		var text string
+		if raw[0] == '"' && json.Unmarshal(raw, &text) == nil {
+			(*f)[key] = text
+		} else {
+			(*f)[key] = raw
+		}
+	}
+	return nil
 }
 
 func (t *jsonProtocol) handleLine(line []byte, yield func(Event) error) (int, bool, error) {

@@ -22,6 +22,7 @@ import (
 
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
 	"github.com/pandastack/pandastack/internal/contract/guestexec"
+	"github.com/pandastack/pandastack/internal/lib/budget"
 )
 
 // Language of a context.
@@ -95,7 +96,7 @@ const (
 type Event struct {
 	Kind      Kind
 	Text      string         // valid UTF-8
-	Data      map[string]any // representations of a value by media type; binary ones in base64
+	Data      map[string]any // representations of a value by media type: text, or JSON; binary ones in base64
 	Main      bool           // it is the value of the cell's last expression
 	Name      string
 	Value     string
@@ -275,12 +276,16 @@ func Close(ctx context.Context, g guestapi.Guest, c Context) error {
 // Runner runs cells, those of one context one after the other. Its zero value is ready to use.
 type Runner struct {
 	mu    sync.Mutex
-	turns map[string]*turn // guarded by mu
-	ended []string         // keys of the last contexts that End ended; guarded by mu
+	turns map[string]*turn    // guarded by mu
+	ended map[string][]string // ids of the last contexts that End ended, by sandbox; guarded by mu
 }
 
-// maxEnded is how many ended contexts a Runner remembers, to refuse cells that are sent right after the end.
-const maxEnded = 256
+// Bounds of the ended contexts that a Runner remembers, to refuse cells that are sent right after the end. No sandbox
+// makes the Runner forget those of another one.
+const (
+	maxEnded          = 16   // of one sandbox
+	maxEndedSandboxes = 4096 // the contexts of an arbitrary one are forgotten then
+)
 
 // key identifies a context among those of all sandboxes.
 func key(sandbox string, c Context) string { return sandbox + "/" + c.ID }
@@ -292,20 +297,35 @@ func (r *Runner) End(ctx context.Context, sandbox string, g guestapi.Guest, c Co
 	if err := Close(ctx, g, c); err != nil || c.ID == DefaultID(c.Language) {
 		return err
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if len(r.ended) == maxEnded {
-		r.ended = slices.Delete(r.ended, 0, 1)
-	}
-	r.ended = append(r.ended, key(sandbox, c))
+	r.remember(sandbox, c.ID)
 	return nil
 }
 
-// checkNotEnded returns an error for a context that End ended.
-func (r *Runner) checkNotEnded(key string) error {
+// remember remembers a context that was ended.
+func (r *Runner) remember(sandbox, id string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if slices.Contains(r.ended, key) {
+	if r.ended == nil {
+		r.ended = map[string][]string{}
+	}
+	list, known := r.ended[sandbox]
+	if !known && len(r.ended) == maxEndedSandboxes {
+		for other := range r.ended {
+			delete(r.ended, other)
+			break
+		}
+	}
+	if len(list) == maxEnded {
+		list = slices.Delete(list, 0, 1)
+	}
+	r.ended[sandbox] = append(list, id)
+}
+
+// checkNotEnded returns an error for a context that End ended.
+func (r *Runner) checkNotEnded(sandbox string, c Context) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if slices.Contains(r.ended[sandbox], c.ID) {
 		return fmt.Errorf("%w: %w", ErrEnded, guestapi.ErrNotFound)
 	}
 	return nil
@@ -380,7 +400,7 @@ func (r *Runner) Run(
 		return Outcome{}, err
 	}
 	defer done()
-	if err := r.checkNotEnded(key(sandbox, c)); err != nil {
+	if err := r.checkNotEnded(sandbox, c); err != nil {
 		return Outcome{}, err
 	}
 	proc, err := g.Attach(ctx, guestapi.ProcessRef{Tag: contextTag(c.Language, c.ID)}, guestexec.FromNow)
@@ -389,7 +409,7 @@ func (r *Runner) Run(
 	}
 	defer proc.Close()
 	began := time.Now()
-	e := &execution{guest: g, proc: proc, protocol: newProtocol(c.Language), yield: yield}
+	e := &execution{guest: g, proc: proc, protocol: newProtocol(c.Language, budget.FromContext(ctx)), yield: yield}
 	if _, err := proc.Write(e.protocol.request(cell)); err != nil {
 		return Outcome{}, fmt.Errorf("%w: %w: %w", ErrEnded, guestapi.ErrNotFound, err)
 	}

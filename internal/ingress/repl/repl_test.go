@@ -2,6 +2,7 @@ package repl_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os/exec"
@@ -39,6 +40,20 @@ type cellResult struct {
 	results                 []map[string]any
 }
 
+// decoded returns the forms of a result with JSON as values.
+func decoded(t *testing.T, forms map[string]any) map[string]any {
+	t.Helper()
+	data, err := json.Marshal(forms)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out map[string]any
+	if err := json.Unmarshal(data, &out); err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
 func run(t *testing.T, r *repl.Runner, g guestapi.Guest, c repl.Context, cell repl.Cell) cellResult {
 	t.Helper()
 	if cell.Timeout == 0 {
@@ -54,7 +69,7 @@ func run(t *testing.T, r *repl.Runner, g guestapi.Guest, c repl.Context, cell re
 		case repl.Failed:
 			got.errText = e.Name + ": " + e.Value
 		case repl.Result:
-			got.results = append(got.results, e.Data)
+			got.results = append(got.results, decoded(t, e.Data))
 			if e.Main {
 				got.main = fmt.Sprint(e.Data["text/plain"])
 			}

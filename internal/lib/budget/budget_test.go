@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"strings"
 	"sync"
@@ -242,4 +243,17 @@ func BenchmarkTakeGive(b *testing.B) {
 			}
 		}
 	})
+}
+
+func TestReaderPaysForWhatItReads(t *testing.T) {
+	a := newPool(1000, func(c *budget.Config) { c.Account.Max = 100 }).Open("w", "s")
+	b, err := io.ReadAll(a.Reader(strings.NewReader("0123456789"), 3))
+	if err != nil || len(b) != 10 || a.Held() != 30 {
+		t.Errorf("ReadAll() = %q, %v with %d units, want all for 30", b, err, a.Held())
+	}
+	var over *budget.Error
+	b, err = io.ReadAll(a.Reader(strings.NewReader(strings.Repeat("x", 71)), 1))
+	if !errors.As(err, &over) || len(b) != 0 || a.Held() != 30 {
+		t.Errorf("ReadAll() = %d bytes, %v with %d units, want a refusal", len(b), err, a.Held())
+	}
 }

@@ -31,6 +31,9 @@ func (Collector) Describe(ch chan<- *prometheus.Desc) {
 // Collect implements prometheus.Collector.
 func (c Collector) Collect(ch chan<- prometheus.Metric) {
 	for _, p := range c {
+		if p == nil {
+			continue
+		}
 		p.mu.Lock()
 		used, largest, refused := p.root.used, int64(0), maps.Clone(p.refused)
 		for _, o := range p.root.children {

@@ -118,7 +118,22 @@ func start(cmd *exec.Cmd, kept bool) error {
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 	}
-	return cmd.Run()
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	resetOOMScore(cmd.Process.Pid)
+	return cmd.Wait()
+}
+
+// resetOOMScore gives a child the usual score for the kernel's choice of what to kill when memory is short. A program
+// that is protected, as a node is, does not protect what it runs.
+func resetOOMScore(pid int) {
+	data, err := os.ReadFile("/proc/self/oom_score_adj")
+	if err != nil || !strings.HasPrefix(string(data), "-") {
+		return
+	}
+	// This fails only if the child has ended.
+	_ = os.WriteFile(fmt.Sprintf("/proc/%d/oom_score_adj", pid), []byte("0"), 0)
 }
 
 func failure(ctx context.Context, name string, err error, last []string) error {

@@ -122,3 +122,26 @@ func TestKillEndsWithParent(t *testing.T) {
 		t.Error("the program outlived its parent")
 	}
 }
+
+// A program that is protected from the kernel's choice of what to kill does not protect what it runs.
+func TestChildrenAreNotProtected(t *testing.T) {
+	const file = "/proc/self/oom_score_adj"
+	before, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(file, []byte("-10"), 0); err != nil {
+		t.Skipf("probe root: the score of the test cannot be lowered: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := os.WriteFile(file, before, 0); err != nil {
+			t.Error(err)
+		}
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	wait := `until [ "$(cat /proc/$$/oom_score_adj)" = 0 ]; do :; done`
+	if err := command.Run(ctx, command.Options{Kill: true}, "sh", "-c", wait); err != nil {
+		t.Errorf("the score of a child did not become 0: %v", err)
+	}
+}

@@ -106,6 +106,9 @@ func (v VMM) AllowedSyscalls() []string {
 type Capacity struct {
 	MemoryMiB        int `yaml:"memory_mib" default:"0"`
 	MemoryReserveMiB int `yaml:"memory_reserve_mib" default:"1024"`
+	NodeMemoryMiB    int `yaml:"node_memory_mib" default:"0"`
+	Streams          int `yaml:"streams" default:"8192"`
+	Connections      int `yaml:"connections" default:"16384"`
 	DiskImageGiB     int `yaml:"disk_image_gib" default:"40"`
 	DiskReserveMiB   int `yaml:"disk_reserve_mib" default:"1024"`
 	DiskOvercommit   int `yaml:"disk_overcommit" default:"25"`

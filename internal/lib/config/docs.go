@@ -66,6 +66,12 @@ var settingDocs = map[string]string{
 
 	"capacity.memory_mib":         "Memory for sandboxes; 0 is all but capacity.memory_reserve_mib.",
 	"capacity.memory_reserve_mib": "Memory kept for the host.",
+	"capacity.node_memory_mib": "Memory that the node's own process aims to stay below. Half of it is the budget of " +
+		"what requests buffer, of which one workspace gets at most half. 0 is capacity.memory_reserve_mib, but at " +
+		"least 256 and at most half of the host's memory.",
+	"capacity.streams": "Requests to guests, processes that are followed, terminals, watchers and connections to " +
+		"ports that may be open at once. One workspace gets at most half of them.",
+	"capacity.connections": "Connections to the API that may be open at once. One address gets at most half of them.",
 	"capacity.disk_image_gib": "Size of the XFS image that holds the data directory if its file system cannot share " +
 		"blocks between files (reflink). The image is sparse.",
 	"capacity.disk_reserve_mib": "Free disk space below which the node creates nothing new. Below half of it, " +

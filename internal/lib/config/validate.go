@@ -59,15 +59,7 @@ func (n *Node) Validate() error {
 	oneOf("log.level", n.Log.Level, "debug", "info", "warn", "error")
 	oneOf("log.format", n.Log.Format, "text", "json")
 	n.validateVMM(bad, atLeast, oneOf)
-	atLeast("capacity.memory_mib", n.Capacity.MemoryMiB, 0)
-	atLeast("capacity.memory_reserve_mib", n.Capacity.MemoryReserveMiB, 0)
-	atLeast("capacity.disk_image_gib", n.Capacity.DiskImageGiB, 1)
-	atLeast("capacity.disk_reserve_mib", n.Capacity.DiskReserveMiB, 0)
-	atLeast("capacity.disk_overcommit", n.Capacity.DiskOvercommit, 0)
-	if n.Capacity.DiskOvercommit > maxOvercommit {
-		bad("capacity.disk_overcommit", "%d is more than %d; use 0 for no bound",
-			n.Capacity.DiskOvercommit, maxOvercommit)
-	}
+	n.validateCapacity(bad, atLeast)
 	for _, l := range []struct {
 		path  string
 		value int
@@ -160,6 +152,23 @@ func (n *Node) validateObjects(bad func(string, string, ...any), atLeast func(st
 	atLeast("object_store.cache_mib", n.ObjectStore.CacheMiB, 64)
 	if n.ObjectStore.Timeout <= 0 {
 		bad("object_store.timeout", "%v leaves no time for a request; use a positive duration", n.ObjectStore.Timeout)
+	}
+}
+
+func (n *Node) validateCapacity(bad func(string, string, ...any), atLeast func(string, int, int)) {
+	atLeast("capacity.memory_mib", n.Capacity.MemoryMiB, 0)
+	atLeast("capacity.memory_reserve_mib", n.Capacity.MemoryReserveMiB, 0)
+	if n.Capacity.NodeMemoryMiB != 0 {
+		atLeast("capacity.node_memory_mib", n.Capacity.NodeMemoryMiB, 256)
+	}
+	atLeast("capacity.streams", n.Capacity.Streams, 64)
+	atLeast("capacity.connections", n.Capacity.Connections, 64)
+	atLeast("capacity.disk_image_gib", n.Capacity.DiskImageGiB, 1)
+	atLeast("capacity.disk_reserve_mib", n.Capacity.DiskReserveMiB, 0)
+	atLeast("capacity.disk_overcommit", n.Capacity.DiskOvercommit, 0)
+	if n.Capacity.DiskOvercommit > maxOvercommit {
+		bad("capacity.disk_overcommit", "%d is more than %d; use 0 for no bound",
+			n.Capacity.DiskOvercommit, maxOvercommit)
 	}
 }
 

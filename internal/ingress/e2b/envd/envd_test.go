@@ -55,7 +55,7 @@ func newFixture(t *testing.T, opts ...connect.ClientOption) *fixture {
 	t.Helper()
 	b := agent.New(agent.Config{Reaper: process.NewReaper(false)})
 	t.Cleanup(b.Close)
-	s := envd.New()
+	s := envd.New(envd.Budgets{})
 	t.Cleanup(s.Close)
 	target := envd.Target{ID: "sbxa", Generation: 1, Guest: b, AccessToken: token, Env: map[string]string{"A": "1"}}
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { s.Serve(w, r, target) }))

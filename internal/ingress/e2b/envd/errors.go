@@ -52,3 +52,6 @@ func failWith(w http.ResponseWriter, err error) {
 	}
 	fail(w, http.StatusInternalServerError, err.Error())
 }
+
+// budgetError returns the error of a request that exceeds a budget.
+func budgetError(err error) error { return connect.NewError(connect.CodeResourceExhausted, err) }

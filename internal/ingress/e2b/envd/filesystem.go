@@ -13,6 +13,7 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
 	pb "github.com/pandastack/pandastack/internal/ingress/e2b/envd/proto/filesystem"
 	"github.com/pandastack/pandastack/internal/ingress/e2b/envd/proto/filesystem/filesystemconnect"
+	"github.com/pandastack/pandastack/internal/lib/budget"
 )
 
 type filesystem struct{ s *Server }
@@ -124,7 +125,11 @@ func (f *filesystem) ListDir(
 		return nil, rpcError(err)
 	}
 	out := &pb.ListDirResponse{}
+	memory := budget.FromContext(ctx)
 	for _, i := range list {
+		if err := memory.Take(2 * i.Bytes()); err != nil { // the entry, and its part of the response
+			return nil, budgetError(err)
+		}
 		out.Entries = append(out.Entries, entryInfo(i))
 	}
 	return connect.NewResponse(out), nil

@@ -70,7 +70,7 @@ func (*stubGuest) Watch(context.Context, string, string, bool) (guestapi.Watcher
 // serveRequest sends one request to the agent of a stubGuest.
 func serveRequest(method, target string, h http.Header, body []byte) (*httptest.ResponseRecorder, *stubGuest) {
 	g := &stubGuest{}
-	s := envd.New()
+	s := envd.New(envd.Budgets{})
 	defer s.Close()
 	r := httptest.NewRequest(method, "/", bytes.NewReader(body))
 	r.URL, _ = url.Parse(target) // the tests build it from escaped parts

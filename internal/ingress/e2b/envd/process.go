@@ -16,6 +16,7 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/guestexec"
 	pb "github.com/pandastack/pandastack/internal/ingress/e2b/envd/proto/process"
 	"github.com/pandastack/pandastack/internal/ingress/e2b/envd/proto/process/processconnect"
+	"github.com/pandastack/pandastack/internal/lib/budget"
 )
 
 type processes struct{ s *Server }
@@ -52,9 +53,13 @@ func (p *processes) List(
 		return nil, rpcError(err)
 	}
 	out := &pb.ListResponse{}
+	memory := budget.FromContext(ctx)
 	for _, i := range list {
 		if i.Exit != nil {
 			continue
+		}
+		if err := memory.Take(2 * i.Bytes()); err != nil { // the entry, and its part of the response
+			return nil, budgetError(err)
 		}
 		out.Processes = append(out.Processes, processInfo(i))
 	}

@@ -10,6 +10,7 @@ import (
 	"context"
 	"crypto/subtle"
 	"encoding/json"
+	"io"
 	"net/http"
 	"slices"
 	"strings"
@@ -21,6 +22,7 @@ import (
 	"github.com/pandastack/pandastack/internal/ingress/bodyrate"
 	"github.com/pandastack/pandastack/internal/ingress/e2b/envd/proto/filesystem/filesystemconnect"
 	"github.com/pandastack/pandastack/internal/ingress/e2b/envd/proto/process/processconnect"
+	"github.com/pandastack/pandastack/internal/lib/budget"
 )
 
 // Version is the agent version that clients see.
@@ -41,6 +43,7 @@ const maxMessage = 4 << 20
 // Target is a running sandbox.
 type Target struct {
 	ID          string
+	Workspace   string
 	Generation  uint64 // of its machine: handles of an earlier generation are invalid
 	Guest       guestapi.Guest
 	AccessToken string // that callers must send; "": not required
@@ -55,12 +58,19 @@ func targetOf(ctx context.Context) Target {
 	return t
 }
 
+// Budgets bound what a Server holds, by workspace and sandbox. Nil pools bound nothing.
+type Budgets struct {
+	Memory   *budget.Pool // bytes that are buffered
+	Watchers *budget.Pool // watchers that clients poll
+}
+
 // Server serves the agent's paths. Create one with New and keep it.
 //
 // It holds the process streams that take input, and the watchers that clients poll.
 type Server struct {
 	mux      *http.ServeMux
 	patterns []string // of mux
+	budgets  Budgets
 
 	mu       sync.Mutex
 	running  map[processKey]guestapi.Process // started by a stream that is still open; guarded by mu
@@ -68,9 +78,10 @@ type Server struct {
 }
 
 // New returns a server without any state.
-func New() *Server {
+func New(budgets Budgets) *Server {
 	s := &Server{
 		mux:      http.NewServeMux(),
+		budgets:  budgets,
 		running:  map[processKey]guestapi.Process{},
 		watchers: map[string]*polledWatcher{},
 	}
@@ -119,7 +130,29 @@ func (s *Server) Serve(w http.ResponseWriter, r *http.Request, t Target) {
 	if isStream(r.Header.Get("Content-Type")) {
 		bodyrate.Exempt(r)
 	}
-	s.mux.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), targetKey{}, t)))
+	memory := s.budgets.Memory.Open(t.Workspace, t.ID)
+	defer memory.Close()
+	ctx := budget.NewContext(context.WithValue(r.Context(), targetKey{}, t), memory)
+	r = r.WithContext(ctx)
+	if isMessage(r) {
+		r.Body = paidBody{memory.Reader(r.Body, bodyCost), r.Body}
+	}
+	s.mux.ServeHTTP(w, r)
+}
+
+// isMessage reports whether the body of a request is read as a whole: files and streams are not.
+func isMessage(r *http.Request) bool {
+	kind, _, _ := strings.Cut(r.Header.Get("Content-Type"), ";")
+	return r.URL.Path != "/files" && (kind == "application/json" || kind == "application/proto")
+}
+
+// bodyCost is how much memory a byte of a message of a client takes while it is decoded and used.
+const bodyCost = 3
+
+// paidBody is a body whose bytes are paid while they are read.
+type paidBody struct {
+	io.Reader
+	io.Closer
 }
 
 // isStream reports whether a body is a stream of messages, as clients use for the input of processes.

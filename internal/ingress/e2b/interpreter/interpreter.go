@@ -5,6 +5,7 @@
 package interpreter
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -18,6 +19,8 @@ import (
 
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
 	"github.com/pandastack/pandastack/internal/ingress/repl"
+	"github.com/pandastack/pandastack/internal/lib/budget"
+	"github.com/pandastack/pandastack/internal/lib/jsonstream"
 )
 
 // Port is the port of the interpreter in the host names that clients use.
@@ -25,8 +28,9 @@ const Port = 49999
 
 // Target is a running sandbox.
 type Target struct {
-	ID    string
-	Guest guestapi.Guest
+	ID        string
+	Workspace string
+	Guest     guestapi.Guest
 }
 
 type targetKey struct{}
@@ -36,11 +40,14 @@ type Server struct {
 	mux      *http.ServeMux
 	patterns []string // of mux
 	runner   *repl.Runner
+	memory   *budget.Pool
 }
 
 // New returns a server over the given runner, which other protocols may share.
-func New(runner *repl.Runner) *Server {
-	s := &Server{mux: http.NewServeMux(), runner: runner}
+//
+// memory pays for what requests buffer, by workspace and sandbox; nil bounds nothing.
+func New(runner *repl.Runner, memory *budget.Pool) *Server {
+	s := &Server{mux: http.NewServeMux(), runner: runner, memory: memory}
 	on := func(pattern string, h func(http.ResponseWriter, *http.Request, Target)) {
 		s.patterns = append(s.patterns, pattern)
 		s.mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
@@ -59,7 +66,10 @@ func New(runner *repl.Runner) *Server {
 
 // Serve serves one request for the given sandbox.
 func (s *Server) Serve(w http.ResponseWriter, r *http.Request, t Target) {
-	s.mux.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), targetKey{}, t)))
+	memory := s.memory.Open(t.Workspace, t.ID)
+	defer memory.Close()
+	ctx := budget.NewContext(context.WithValue(r.Context(), targetKey{}, t), memory)
+	s.mux.ServeHTTP(w, r.WithContext(ctx))
 }
 
 // Pattern returns the operation of a request, "" if there is none.
@@ -93,8 +103,15 @@ func createContext(ctx context.Context, g guestapi.Guest, l repl.Language, dir s
 // maxBody bounds the body of a request, code and variables, in bytes.
 const maxBody = repl.MaxCode + 1<<20
 
+// bodyCost is how much memory a byte of a body takes while it is decoded and used.
+const bodyCost = 4
+
 func decode(w http.ResponseWriter, r *http.Request, v any) bool {
-	data, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
+	data, err := io.ReadAll(budget.FromContext(r.Context()).Reader(http.MaxBytesReader(w, r.Body, maxBody), bodyCost))
+	if refused, ok := errors.AsType[*budget.Error](err); ok {
+		fail(w, fmt.Errorf("%w: %w", guestapi.ErrBusy, refused))
+		return false
+	}
 	if err == nil && len(strings.TrimSpace(string(data))) > 0 {
 		d := json.NewDecoder(bytes.NewReader(data))
 		d.DisallowUnknownFields()
@@ -229,7 +246,7 @@ func (s *Server) execute(w http.ResponseWriter, r *http.Request, t Target) {
 		fail(w, err)
 		return
 	}
-	out := &ndjsonWriter{w: w, flush: http.NewResponseController(w)}
+	out := &ndjsonWriter{w: w, out: bufio.NewWriterSize(w, 8<<10), flush: http.NewResponseController(w)}
 	_, err = s.runner.Run(
 		r.Context(),
 		t.ID,
@@ -254,6 +271,7 @@ func (s *Server) execute(w http.ResponseWriter, r *http.Request, t Target) {
 // ndjsonWriter sends one JSON value per line, each immediately.
 type ndjsonWriter struct {
 	w       http.ResponseWriter
+	out     *bufio.Writer // to w
 	flush   *http.ResponseController
 	started bool
 }
@@ -271,7 +289,13 @@ func (l *ndjsonWriter) send(v map[string]any) error {
 	if !l.started {
 		l.start()
 	}
-	if err := json.NewEncoder(l.w).Encode(v); err != nil {
+	if err := jsonstream.Write(l.out, v); err != nil {
+		return err
+	}
+	if err := l.out.WriteByte('\n'); err != nil {
+		return err
+	}
+	if err := l.out.Flush(); err != nil {
 		return err
 	}
 	return l.flush.Flush()

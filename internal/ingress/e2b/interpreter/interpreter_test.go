@@ -35,7 +35,7 @@ func newFixture(t *testing.T) *fixture {
 	}
 	g := agent.New(agent.Config{Reaper: process.NewReaper(false)})
 	t.Cleanup(g.Close)
-	s := interpreter.New(&repl.Runner{})
+	s := interpreter.New(&repl.Runner{}, nil)
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		s.Serve(w, r, interpreter.Target{ID: "sbx", Guest: g})
 	}))

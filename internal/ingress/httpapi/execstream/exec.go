@@ -10,6 +10,7 @@ import (
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
 	"github.com/pandastack/pandastack/internal/contract/guestexec"
+	"github.com/pandastack/pandastack/internal/lib/budget"
 )
 
 // Spec returns the process of a client's command.
@@ -25,12 +26,22 @@ func Spec(req api.ExecRequest) guestapi.ProcessSpec {
 	}
 }
 
+// minOutput is memory that a command takes before it is started, so that it is refused then, in bytes.
+const minOutput = 64 << 10
+
 // Exec runs a command until it exits and returns up to api.MaxOutput bytes of each of its outputs.
+//
+// The account of ctx pays for the outputs; what it does not pay for is cut off, too.
 //
 // A command that ran out of time is the error timeout, which carries the output so far; one that could not be
 // started is the error invalid. When ctx ends, the command and everything it started are killed.
 func Exec(ctx context.Context, g guestapi.Guest, req api.ExecRequest) (api.ExecResult, error) {
-	limit := guestexec.Limit{Bytes: api.MaxOutput}
+	memory := budget.FromContext(ctx)
+	if err := memory.Take(minOutput); err != nil {
+		return api.ExecResult{}, GuestError(err, "command")
+	}
+	memory.Give(minOutput)
+	limit := guestexec.Limit{Bytes: api.MaxOutput, Pay: memory.Take}
 	run, err := guestexec.Run(ctx, g, execCommand(req), guestexec.Limits{Stdout: limit, Stderr: limit})
 	if errors.Is(err, guestexec.ErrOvertime) {
 		run.Exit.TimedOut, err = true, nil

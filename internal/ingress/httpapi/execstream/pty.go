@@ -163,23 +163,29 @@ func (t Terminal) PTY(ctx context.Context, g guestapi.Guest, p guestapi.Process,
 // input passes on what the client types, until the client closes.
 func (t Terminal) input(ctx context.Context, p guestapi.Process, conn *websocket.Conn) error {
 	for {
-		kind, data, err := conn.Read(ctx)
+		kind, data, done, err := readMessage(ctx, conn)
 		if err != nil {
 			return err
 		}
-		var size *guestapi.Size
-		if kind == websocket.MessageText {
-			data, size = parse(data)
-		}
-		if t.ReadOnly {
-			continue
-		}
-		// These fail only if the program has just exited: its exit follows.
-		if size != nil && size.Rows > 0 && size.Cols > 0 {
-			_ = p.Resize(ctx, *size)
-		}
-		if len(data) > 0 {
-			_, _ = p.Write(data)
-		}
+		t.handle(ctx, p, kind, data)
+		done()
+	}
+}
+
+// handle handles one message of a client.
+func (t Terminal) handle(ctx context.Context, p guestapi.Process, kind websocket.MessageType, data []byte) {
+	var size *guestapi.Size
+	if kind == websocket.MessageText {
+		data, size = parse(data)
+	}
+	if t.ReadOnly {
+		return
+	}
+	// These fail only if the program has just exited: its exit follows.
+	if size != nil && size.Rows > 0 && size.Cols > 0 {
+		_ = p.Resize(ctx, *size)
+	}
+	if len(data) > 0 {
+		_, _ = p.Write(data)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"io"
 	"net/http"
 	"sync"
 	"time"
@@ -13,6 +14,7 @@ import (
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
 	"github.com/pandastack/pandastack/internal/contract/guestexec"
+	"github.com/pandastack/pandastack/internal/lib/budget"
 )
 
 // Bounds of a WebSocket.
@@ -37,6 +39,25 @@ func Accept(w http.ResponseWriter, r *http.Request, protocols ...string) (*webso
 	}
 	conn.SetReadLimit(maxMessage)
 	return conn, nil
+}
+
+// messageCost is how much memory a byte of a message takes until it was handled.
+const messageCost = 3
+
+// readMessage reads a message of a client, paid by the account of ctx. The caller calls done when the message was
+// handled.
+func readMessage(ctx context.Context, conn *websocket.Conn) (websocket.MessageType, []byte, func(), error) {
+	memory := budget.FromContext(ctx)
+	kind, r, err := conn.Reader(ctx)
+	if err != nil {
+		return 0, nil, nil, err
+	}
+	data, err := io.ReadAll(memory.Reader(r, messageCost))
+	if _, refused := errors.AsType[*budget.Error](err); refused {
+		// The client learns the reason from the close; what was read before is lost with the connection.
+		_ = conn.Close(websocket.StatusTryAgainLater, "the message takes more memory than there is now")
+	}
+	return kind, data, func() { memory.Give(messageCost * int64(len(data))) }, err
 }
 
 // socket is a connection that is kept alive and to which several goroutines may write.
@@ -124,21 +145,28 @@ func ExecMux(ctx context.Context, g guestapi.Guest, conn *websocket.Conn, defaul
 	defer cancel(errors.New("connection ended"))
 	m.keepAlive(ctx, cancel)
 	for {
-		kind, data, err := conn.Read(ctx)
+		kind, data, done, err := readMessage(ctx, conn)
 		if err != nil {
 			return nil //nolint:nilerr // the client closed or is gone
 		}
 		if kind != websocket.MessageText {
 			return conn.Close(websocket.StatusUnsupportedData, "send JSON text")
 		}
-		if err := m.handle(ctx, data); err != nil {
+		if err := m.handle(ctx, data, done); err != nil {
 			return nil //nolint:nilerr // the client cannot be written to
 		}
 	}
 }
 
-// handle handles one message. It returns only errors of writing to the client.
-func (m *commandMux) handle(ctx context.Context, data []byte) error {
+// handle handles one message. It returns only errors of writing to the client. It calls done when the message, or the
+// command that it starts, is no longer in memory.
+func (m *commandMux) handle(ctx context.Context, data []byte, done func()) error {
+	started := false
+	defer func() {
+		if !started {
+			done()
+		}
+	}()
 	var c command
 	if err := json.Unmarshal(data, &c); err != nil {
 		return m.fail(
@@ -186,7 +214,11 @@ func (m *commandMux) handle(ctx context.Context, data []byte) error {
 	m.mu.Lock()
 	m.running[key] = cancel
 	m.mu.Unlock()
-	m.wg.Go(func() { m.exec(ctx, cancel, key, c) })
+	started = true
+	m.wg.Go(func() {
+		defer done()
+		m.exec(ctx, cancel, key, c)
+	})
 	return nil
 }
 
