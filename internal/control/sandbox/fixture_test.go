@@ -19,6 +19,7 @@ import (
 	"github.com/pandastack/pandastack/internal/control/auth"
 	"github.com/pandastack/pandastack/internal/control/quota"
 	"github.com/pandastack/pandastack/internal/control/sandbox"
+	"github.com/pandastack/pandastack/internal/control/sandbox/activity"
 	"github.com/pandastack/pandastack/internal/control/store"
 	"github.com/pandastack/pandastack/internal/control/template"
 )
@@ -33,6 +34,8 @@ type fixture struct {
 	fault  func(op string, committed bool) error
 	cfg    sandbox.Config
 	limits *quota.Quotas
+
+	budgets activity.Budgets
 }
 
 var (
@@ -112,7 +115,7 @@ func (w *fixture) start() {
 	s, err := sandbox.New(
 		w.cfg,
 		sandbox.Deps{Store: db, Host: w.host, Templates: templates, Quotas: w.limits,
-			Log: slog.New(slog.DiscardHandler)},
+			Log: slog.New(slog.DiscardHandler), Budgets: w.budgets},
 	)
 	if err != nil {
 		w.t.Fatal(err)

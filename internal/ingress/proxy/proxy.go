@@ -244,6 +244,9 @@ func (p *Proxy) handleError(w http.ResponseWriter, r *http.Request, err error) {
 	case errors.Is(err, guestapi.ErrRefused), errors.Is(err, guestapi.ErrNotFound):
 		p.fail(w, r, rt, http.StatusBadGateway,
 			api.Wrap(api.Unreachable, err, "The sandbox is running but port is not open"))
+	case errors.Is(err, guestapi.ErrBusy):
+		w.Header().Set("Retry-After", "1")
+		p.fail(w, r, rt, api.QuotaExceeded.Info().Status, api.Wrap(api.QuotaExceeded, err, err.Error()))
 	case errors.Is(cause, context.Canceled):
 		return // the client has closed the connection
 	case cause != nil: // the preview has ended, or the node is stopping
