@@ -24,7 +24,6 @@ import (
 	"github.com/pandastack/pandastack/internal/control/metricshistory"
 	"github.com/pandastack/pandastack/internal/control/preview"
 	"github.com/pandastack/pandastack/internal/control/sandbox"
-	"github.com/pandastack/pandastack/internal/control/sandbox/activity"
 	"github.com/pandastack/pandastack/internal/control/store"
 	"github.com/pandastack/pandastack/internal/control/template"
 	"github.com/pandastack/pandastack/internal/control/workspace"
@@ -75,13 +74,10 @@ func (n *node) control(ctx context.Context, host hostapi.Host) (handler http.Han
 	set := n.Config.Sandbox
 	cfg.DefaultTemplate, cfg.DefaultTTL = set.Template, set.TTL
 	cfg.IdleHibernate, cfg.TombstoneRetention = set.IdleHibernate, set.TombstoneRetention
-	boxes, err := sandbox.New(
-		cfg,
-		sandbox.Deps{
-			Store: db, Host: host, Templates: templates, Quotas: quotas, Observe: observe, Log: n.Log,
-			Budgets: activity.Budgets{Streams: n.shares.streams, Memory: n.shares.memory},
-		},
-	)
+	boxes, err := sandbox.New(cfg, sandbox.Deps{
+		Store: db, Host: host, Templates: templates, Quotas: quotas, Observe: observe, Log: n.Log,
+		Budgets: n.shares.guests(),
+	})
 	if err != nil {
 		return nil, "", err
 	}

@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/pandastack/pandastack/internal/control/sandbox/activity"
 	"github.com/pandastack/pandastack/internal/host/machine"
 	"github.com/pandastack/pandastack/internal/lib/budget"
 	"github.com/pandastack/pandastack/internal/lib/config"
@@ -56,6 +57,11 @@ func newShares(c config.Capacity, memory int64) shares {
 			Name: "connections", Total: int64(c.Connections), Levels: []budget.Level{{Name: "address"}},
 		}),
 	}
+}
+
+// guests returns the budgets of everything that is open to guests.
+func (b shares) guests() activity.Budgets {
+	return activity.Budgets{Streams: b.streams, Memory: b.memory}
 }
 
 // all returns the budgets for metrics.

@@ -11,8 +11,7 @@ import (
 	"github.com/pandastack/pandastack/internal/lib/budget"
 )
 
-// A workspace that opens all the streams that it can leaves the neighbour's share, and gets streams again for those that
-// it closes.
+// A workspace that opens all the streams that it can leaves the neighbour's share; closed streams are returned.
 func TestStreamsAreShared(t *testing.T) {
 	const total = 64
 	streams := budget.New(budget.Config{
