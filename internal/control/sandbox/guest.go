@@ -134,12 +134,8 @@ func (s *Service) openGuest(ctx context.Context, p auth.Principal, r record) (gu
 
 // wrapGuest makes a guest use the sandbox's user and directory, and count as use.
 func (s *Service) wrapGuest(g guestapi.Guest, r *record) guestapi.Guest {
-	return s.activity.Guest(
-		string(r.Workspace),
-		string(r.ID),
-		activity.WithDefaults(g, r.User, r.Workdir),
-		s.budgets,
-	)
+	defaults := activity.WithDefaults(g, r.User, r.Workdir)
+	return s.activity.Guest(string(r.Workspace), string(r.ID), defaults, s.budgets)
 }
 
 // guestTimeout limits the wait for a guest's reply that the result can do without.
