@@ -28,13 +28,18 @@ type Capacity struct {
 	Isolation     string `json:"isolation"`
 	CPUs          int    `json:"cpus"`
 	MemoryMB      int    `json:"memory_mb"`
-	MemoryFreeMB  int    `json:"memory_free_mb" doc:"Memory that can still be promised to sandboxes."`
-	DiskMB        int    `json:"disk_mb"`
-	DiskFreeMB    int    `json:"disk_free_mb"`
-	DiskReserveMB int    `json:"disk_reserve_mb" doc:"Below this much free disk nothing new is made."`
-	DiskShort     bool   `json:"disk_short" doc:"Less than disk_reserve_mb is free."`
-	Sandboxes     int    `json:"sandboxes"`
-	Running       int    `json:"running"`
+	MemoryFreeMB  int    `json:"memory_free_mb" doc:"Memory that can still be promised; at most what is available."`
+	// MemoryAvailableMB and the fields below it are of the whole host.
+	MemoryAvailableMB int     `json:"memory_available_mb" doc:"Memory that can be used now without swapping."`
+	MemoryPromisedMB  int     `json:"memory_promised_mb" doc:"Memory promised to sandboxes that run."`
+	MemoryPressure    float64 `json:"memory_pressure" doc:"Percent of the last 10 s of waiting for memory."`
+	MemoryShort       bool    `json:"memory_short" doc:"Nothing is started until sandboxes need less memory."`
+	DiskMB            int     `json:"disk_mb"`
+	DiskFreeMB        int     `json:"disk_free_mb"`
+	DiskReserveMB     int     `json:"disk_reserve_mb" doc:"Below this much free disk nothing new is made."`
+	DiskShort         bool    `json:"disk_short" doc:"Less than disk_reserve_mb is free."`
+	Sandboxes         int     `json:"sandboxes"`
+	Running           int     `json:"running"`
 	// WaitingForSpace counts sandboxes that are paused with the reason no_space.
 	WaitingForSpace int `json:"waiting_for_space"`
 }

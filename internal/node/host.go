@@ -274,11 +274,14 @@ func (n *node) host(ctx context.Context) (*agent.Host, error) {
 			DiskReserveMiB: c.DiskReserveMiB,
 			DiskOvercommit: c.DiskOvercommit,
 			Limits:         n.limits(),
-			Admission:      machine.Admission{ReserveMiB: c.MemoryReserveMiB},
-			HostMemory:     n.hostMemory(),
-			Allocated:      disk.Allocated,
-			HugeMemory:     n.hugePages(),
-			Owner:          n.monitorUser(jails),
+			Admission: machine.Admission{
+				ReserveMiB: c.MemoryReserveMiB, Overcommit: float64(c.MemoryOvercommit) / 100,
+				MaxPressure: float64(c.MemoryPressure),
+			},
+			HostMemory: n.hostMemory(),
+			Allocated:  disk.Allocated,
+			HugeMemory: n.hugePages(),
+			Owner:      n.monitorUser(jails),
 			Kernel: func(ctx context.Context) (machine.Kernel, error) {
 				b, err := find(ctx)
 				return machineKernel(b), err

@@ -43,7 +43,7 @@ const hostTimeout = 5 * time.Second
 type hostCollector struct {
 	host    hostapi.Host
 	version string
-	up, info, cpus, memory, memoryFree, disk, diskFree,
+	up, info, cpus, memory, memoryFree, memoryAvailable, memoryPromised, memoryPressure, disk, diskFree,
 	machines, running, waiting, baked *prometheus.Desc
 }
 
@@ -63,22 +63,26 @@ func newHostCollector(host hostapi.Host, version string) *hostCollector {
 			"accelerator",
 			"isolation",
 		),
-		cpus:       desc("host_cpus", "CPUs of the host."),
-		memory:     desc("host_memory_bytes", "Memory of the host that sandboxes may use."),
-		memoryFree: desc("host_memory_free_bytes", "Memory that is not yet promised to sandboxes."),
-		disk:       desc("host_disk_bytes", "Size of the data directory's file system."),
-		diskFree:   desc("host_disk_free_bytes", "Free space on the data directory's file system."),
-		machines:   desc("host_machines", "Machines on the host, including hibernated ones."),
-		running:    desc("host_machines_running", "Machines that are running or paused."),
-		waiting:    desc("host_machines_waiting_for_space", "Machines paused until the host has disk space for them."),
-		baked:      desc("template_baked", "1 if a built-in template is baked.", "template"),
+		cpus:            desc("host_cpus", "CPUs of the host."),
+		memory:          desc("host_memory_bytes", "Memory of the host that sandboxes may use."),
+		memoryFree:      desc("host_memory_free_bytes", "Memory that can still be promised to sandboxes."),
+		memoryAvailable: desc("host_memory_available_bytes", "Memory that can be used now without swapping."),
+		memoryPromised:  desc("host_memory_promised_bytes", "Memory promised to sandboxes that run."),
+		memoryPressure:  desc("host_memory_pressure_ratio", "Part of the last 10 s of waiting for memory."),
+		disk:            desc("host_disk_bytes", "Size of the data directory's file system."),
+		diskFree:        desc("host_disk_free_bytes", "Free space on the data directory's file system."),
+		machines:        desc("host_machines", "Machines on the host, including hibernated ones."),
+		running:         desc("host_machines_running", "Machines that are running or paused."),
+		waiting:         desc("host_machines_waiting_for_space", "Machines paused until there is disk space for them."),
+		baked:           desc("template_baked", "1 if a built-in template is baked.", "template"),
 	}
 }
 
 // Describe implements prometheus.Collector.
 func (c *hostCollector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		c.up, c.info, c.cpus, c.memory, c.memoryFree, c.disk, c.diskFree, c.machines, c.running, c.waiting, c.baked,
+		c.up, c.info, c.cpus, c.memory, c.memoryFree, c.memoryAvailable, c.memoryPromised,
+		c.memoryPressure, c.disk, c.diskFree, c.machines, c.running, c.waiting, c.baked,
 	} {
 		ch <- d
 	}
@@ -105,6 +109,9 @@ func (c *hostCollector) Collect(ch chan<- prometheus.Metric) {
 	gauge(c.cpus, float64(has.VCPUs))
 	gauge(c.memory, mib(has.MemoryMiB))
 	gauge(c.memoryFree, mib(has.MemoryFreeMiB))
+	gauge(c.memoryAvailable, mib(has.MemoryAvailableMiB))
+	gauge(c.memoryPromised, mib(has.MemoryPromisedMiB))
+	gauge(c.memoryPressure, has.MemoryPressure/100)
 	gauge(c.disk, mib(has.DiskMiB))
 	gauge(c.diskFree, mib(has.DiskFreeMiB))
 	gauge(c.machines, float64(has.Machines))

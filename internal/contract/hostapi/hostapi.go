@@ -263,8 +263,12 @@ type Capacity struct {
 	Driver, Version, Accelerator, Isolation string
 	Format                                  string // of the virtual hardware: other snapshots cannot be restored here
 	VCPUs                                   int
-	MemoryMiB                               int // of the host
-	MemoryFreeMiB                           int // that machines may still be given
+	MemoryMiB                               int     // of the host
+	MemoryFreeMiB                           int     // that machines may still be given
+	MemoryAvailableMiB                      int     // that can be used now without swapping
+	MemoryPromisedMiB                       int     // reserved for machines
+	MemoryPressure                          float64 // part of the last ten seconds in which programs waited, in percent
+	MemoryShort                             bool    // no machine is started until others need less
 	DiskMiB                                 int
 	DiskFreeMiB                             int
 	Limits                                  Limits // of every machine here

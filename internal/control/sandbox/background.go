@@ -2,15 +2,15 @@ package sandbox
 
 import (
 	"context"
-	"log/slog"
-	"time"
 
 	"golang.org/x/sync/errgroup"
 
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
 	"github.com/pandastack/pandastack/internal/control/sandbox/activity"
+	"github.com/pandastack/pandastack/internal/control/sandbox/expiry"
 	"github.com/pandastack/pandastack/internal/control/sandbox/hostevents"
+	"github.com/pandastack/pandastack/internal/control/sandbox/relief"
 	"github.com/pandastack/pandastack/internal/control/store"
 )
 
@@ -27,8 +27,13 @@ func (s *Service) Run(ctx context.Context) error {
 	g.Go(func() error { return events.Run(ctx) })
 	g.Go(func() error { return reconciler.Run(ctx) })
 	g.Go(func() error { return s.newReaper().Run(ctx) })
+	g.Go(func() error {
+		return activity.Periodically(ctx, relief.Interval, s.log, "relieving memory", s.RelieveMemory)
+	})
 	g.Go(func() error { return uses.Run(ctx) })
-	g.Go(func() error { return s.newExpirer().Run(ctx) })
+	keep := expiry.Retention{Tombstones: s.cfg.TombstoneRetention, Idempotency: s.cfg.IdempotencyRetention,
+		Audit: s.cfg.AuditRetention}
+	g.Go(func() error { return expiry.New(s.db, keep, s.log).Run(ctx) })
 	g.Go(func() error { return s.suspensions.Run(ctx) })
 	err := g.Wait()
 	last, cancel := detached(ctx)
@@ -63,33 +68,4 @@ func (s useSource) Usage(ctx context.Context, id string) string {
 // Console implements activity.Source.
 func (s useSource) Console(ctx context.Context, id string) string {
 	return s.console(ctx, &record{ID: api.SandboxID(id)})
-}
-
-// expireInterval is the time between removals of what was kept long enough.
-const expireInterval = time.Minute
-
-// expirer removes tombstones, idempotency keys and audit entries that were kept long enough.
-type expirer struct {
-	db                            *store.DB
-	tombstones, idempotency, logs time.Duration // how long each is kept
-	log                           *slog.Logger
-}
-
-func (s *Service) newExpirer() *expirer {
-	return &expirer{db: s.db, tombstones: s.cfg.TombstoneRetention, idempotency: s.cfg.IdempotencyRetention,
-		logs: s.cfg.AuditRetention, log: s.log}
-}
-
-// Run removes what has expired, until ctx ends.
-func (e *expirer) Run(ctx context.Context) error {
-	return activity.Periodically(ctx, expireInterval, e.log, "removing what has expired", e.once)
-}
-
-func (e *expirer) once(ctx context.Context) error {
-	at := time.Now()
-	before := func(keep time.Duration) int64 { return store.Micros(at.Add(-keep)) }
-	return e.db.Write(ctx, "forget", func(ctx context.Context, tx *store.Tx) error {
-		_, err := tx.DeleteExpired(ctx, before(e.tombstones), before(e.idempotency), before(e.logs))
-		return err
-	})
 }

@@ -171,7 +171,7 @@ func (s *Service) insert(ctx context.Context, r *record, hash string) error {
 
 // createError translates why a machine could not be made.
 func createError(ctx context.Context, err error, r *record) error {
-	if cause := interruption(ctx); cause != nil {
+	if cause := hosterror.Interruption(ctx); cause != nil {
 		return cause
 	}
 	if errors.Is(err, hostapi.ErrNotFound) && r.Snapshot != "" {

@@ -34,20 +34,16 @@ type endCause struct {
 	console []byte // the last output of a machine that can no longer be asked
 }
 
-// deleteGrace is how long an operation that a deletion interrupts may take to end. After that the machine is destroyed
-// under it: the operation may be waiting for a guest or a monitor that does not reply.
+// deleteGrace is how long an operation that a deletion interrupts may take before its machine is destroyed under it.
 const deleteGrace = 500 * time.Millisecond
-
-// errGraceOver is the cause of the end of that wait.
-var errGraceOver = errors.New("the operation did not end in time")
 
 // acquireToEnd interrupts the operation in progress on a sandbox and those that wait, and takes its lock.
 func (s *Service) acquireToEnd(ctx context.Context, id api.SandboxID, why endCause) (release func(), err error) {
 	if s.locks.Interrupt(string(id), errDeleted) {
-		wait, cancel := context.WithTimeoutCause(ctx, deleteGrace, errGraceOver)
+		wait, cancel := context.WithTimeout(ctx, deleteGrace)
 		defer cancel()
 		release, err := s.acquireAfterInterrupts(wait, id)
-		if !errors.Is(err, errGraceOver) {
+		if !errors.Is(err, context.DeadlineExceeded) || ctx.Err() != nil {
 			return release, err
 		}
 		if err := s.host.Destroy(ctx, hostapi.MachineID(id), string(why.reason)); err != nil {
@@ -57,7 +53,7 @@ func (s *Service) acquireToEnd(ctx context.Context, id api.SandboxID, why endCau
 	return s.acquireAfterInterrupts(ctx, id)
 }
 
-// acquireAfterInterrupts takes the lock of a sandbox, even if others delete it at the same time.
+// acquireAfterInterrupts takes a sandbox's lock, even if others delete it at the same time.
 func (s *Service) acquireAfterInterrupts(ctx context.Context, id api.SandboxID) (release func(), err error) {
 	for {
 		_, release, err := s.locks.Acquire(ctx, string(id))

@@ -80,12 +80,3 @@ func wrongState(r *record, verb string) error {
 
 // errDeleted is the cause with which an operation ends if its sandbox is deleted meanwhile.
 var errDeleted = api.Errorf(api.Conflict, "the sandbox was deleted in the meantime")
-
-// interruption returns why the operation with the context ctx was interrupted, or nil. What the host says of such an
-// operation is only that it was canceled, or that the machine is gone.
-func interruption(ctx context.Context) error {
-	if e, ok := errors.AsType[*api.Error](context.Cause(ctx)); ok {
-		return e
-	}
-	return nil
-}

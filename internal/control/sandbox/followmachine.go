@@ -156,22 +156,12 @@ func (s *Service) endDead(ctx context.Context, r *record, said hostapi.Event) er
 
 // reconcileSandbox implements reconcilable.
 func (s *Service) reconcileSandbox(ctx context.Context, id api.SandboxID) error {
-	ctx, release, ok := s.locks.TryAcquire(ctx, string(id))
-	if !ok {
-		return nil
-	}
-	defer release()
-	r, err := s.load(ctx, id)
-	if errors.Is(err, store.ErrNotFound) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	if s.ownedElsewhere(&r) {
-		return nil
-	}
-	return s.followMachine(ctx, &r, hostapi.Event{})
+	return s.ifIdle(ctx, id, func(ctx context.Context, r *record) error {
+		if s.ownedElsewhere(r) {
+			return nil
+		}
+		return s.followMachine(ctx, r, hostapi.Event{})
+	})
 }
 
 // ownedElsewhere reports whether another process on a shared store may have an operation under way on a

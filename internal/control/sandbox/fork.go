@@ -125,7 +125,7 @@ func (s *Service) fork(ctx context.Context, p auth.Principal, id api.SandboxID, 
 		return nil
 	})
 	if err != nil {
-		return forkOutcome{}, cmp.Or(interruption(ctx), err)
+		return forkOutcome{}, cmp.Or(hosterror.Interruption(ctx), err)
 	}
 	forked, err := s.host.Fork(ctx, hostapi.Fork{Parent: parent.machineID(), Children: s.childRequests(children)})
 	if err != nil {
@@ -211,7 +211,8 @@ func (s *Service) finishFork(
 			ids = append(ids, r.ID)
 			continue
 		}
-		why := api.AsError(s.abortCreate(ctx, r, cmp.Or(interruption(ctx), hosterror.Wrap(err, "fork", string(r.ID)))))
+		err = cmp.Or(hosterror.Interruption(ctx), hosterror.Wrap(err, "fork", string(r.ID)))
+		why := api.AsError(s.abortCreate(ctx, r, err))
 		f.errs = append(f.errs, api.ForkError{Index: i, Err: why.Message, Code: why.Code})
 		if first == nil {
 			first = why

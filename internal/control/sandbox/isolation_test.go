@@ -170,12 +170,12 @@ var unowned = map[string]bool{
 	"DeletePushed":   true,
 	"OpenForIngress": true,
 	"Run":            true,
-	"Reap":           true,
-	"Reconcile":      true,
-	"List":           true,
-	"Snapshots":      true,
-	"Counts":         true,
-	"Capacity":       true,
+	"RelieveMemory":  true, "Reap": true,
+	"Reconcile": true,
+	"List":      true,
+	"Snapshots": true,
+	"Counts":    true,
+	"Capacity":  true,
 
 	"EnforceQuotas": true,
 }

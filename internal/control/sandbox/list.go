@@ -101,7 +101,9 @@ func (s *Service) Capacity(ctx context.Context) (_ api.Capacity, err error) {
 		return api.Capacity{}, hosterror.Wrap(err, "ask the capacity of", "the host")
 	}
 	return api.Capacity{Driver: c.Driver, DriverVersion: c.Version, Accelerator: c.Accelerator, Isolation: c.Isolation,
-		CPUs: c.VCPUs, MemoryMB: c.MemoryMiB, MemoryFreeMB: c.MemoryFreeMiB, DiskMB: c.DiskMiB,
+		CPUs: c.VCPUs, MemoryMB: c.MemoryMiB, MemoryFreeMB: c.MemoryFreeMiB,
+		MemoryAvailableMB: c.MemoryAvailableMiB, MemoryPromisedMB: c.MemoryPromisedMiB,
+		MemoryPressure: c.MemoryPressure, MemoryShort: c.MemoryShort, DiskMB: c.DiskMiB,
 		DiskFreeMB: c.DiskFreeMiB, DiskReserveMB: c.DiskReserveMiB, DiskShort: c.DiskShort,
 		Sandboxes: c.Machines, Running: c.Running, WaitingForSpace: c.WaitingForSpace}, nil
 }

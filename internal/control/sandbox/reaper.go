@@ -57,6 +57,11 @@ func (s *Service) Reap(ctx context.Context) error { return s.newReaper().once(ct
 
 // reap implements reapable. A sandbox with an operation under way is left for the next time.
 func (s *Service) reap(ctx context.Context, id api.SandboxID) error {
+	return s.ifIdle(ctx, id, s.reapLocked)
+}
+
+// ifIdle calls do with a sandbox under its lock, unless it does not live or an operation is in progress.
+func (s *Service) ifIdle(ctx context.Context, id api.SandboxID, do func(context.Context, *record) error) error {
 	ctx, release, ok := s.locks.TryAcquire(ctx, string(id))
 	if !ok {
 		return nil
@@ -69,27 +74,31 @@ func (s *Service) reap(ctx context.Context, id api.SandboxID) error {
 	if err != nil {
 		return err
 	}
+	return do(ctx, &r)
+}
+
+func (s *Service) reapLocked(ctx context.Context, r *record) error {
 	at := now()
-	if due := s.due(&r); due.IsZero() || due.After(at) {
-		return s.setState(ctx, "postpone", &r, r.State)
+	if due := s.due(r); due.IsZero() || due.After(at) {
+		return s.setState(ctx, "postpone", r, r.State)
 	}
 	if !r.Ends.IsZero() && !r.Ends.After(at) {
 		if r.OnEnd.KeepsSandbox() && (r.State == api.Running || r.State == api.Paused) {
 			r.Ends = time.Time{}
 			if r.OnEnd == api.TimeoutStop &&
 				r.State == api.Running { // a paused guest cannot write back its caches
-				return s.runTransition(ctx, &r, stop)
+				return s.runTransition(ctx, r, stop)
 			}
-			return s.runTransition(ctx, &r, hibernate)
+			return s.runTransition(ctx, r, hibernate)
 		}
-		return s.endLocked(ctx, &r, endCause{reason: EndedTimeout, message: "its timeout passed"})
+		return s.endLocked(ctx, r, endCause{reason: EndedTimeout, message: "its timeout passed"})
 	}
 	if r.Persistent {
-		return s.runTransition(ctx, &r, hibernate)
+		return s.runTransition(ctx, r, hibernate)
 	}
 	message := "it was not used for " + r.TTL.String()
 	if r.State == api.Hibernated {
 		message = "it was hibernated for " + s.cfg.HibernatedTTL.String()
 	}
-	return s.endLocked(ctx, &r, endCause{reason: EndedIdle, message: message})
+	return s.endLocked(ctx, r, endCause{reason: EndedIdle, message: message})
 }

@@ -133,7 +133,7 @@ func (s *Service) runTransition(ctx context.Context, r *record, t transition) er
 			uses = runningUses(r)
 		}
 		if err := s.setStateUsing(ctx, t.name+" begin", r, t.via, uses); err != nil {
-			return cmp.Or(interruption(ctx), err)
+			return cmp.Or(hosterror.Interruption(ctx), err)
 		}
 	}
 	if err := t.do(ctx, s.host, r); err != nil {
@@ -147,7 +147,7 @@ func (s *Service) runTransition(ctx context.Context, r *record, t transition) er
 // operationFailed returns why an operation on a sandbox failed, after it brought the record to what the host
 // says. The lock is held.
 func (s *Service) operationFailed(ctx context.Context, r *record, err error, doing string) error {
-	if why := interruption(ctx); why != nil { // by a deletion, which ends the sandbox now
+	if why := hosterror.Interruption(ctx); why != nil { // by a deletion, which ends the sandbox now
 		return why
 	}
 	why := hosterror.Wrap(err, doing, string(r.ID))

@@ -217,7 +217,7 @@ func (h *Host) Capacity(context.Context) (hostapi.Capacity, error) {
 		return hostapi.Capacity{}, err
 	}
 	can := h.deps.Machine.Driver.Capabilities()
-	free, total, err := h.machines.Capacity()
+	memory, err := h.machines.Memory()
 	if err != nil {
 		return hostapi.Capacity{}, err
 	}
@@ -232,7 +232,9 @@ func (h *Host) Capacity(context.Context) (hostapi.Capacity, error) {
 	out := hostapi.Capacity{
 		Host: h.id, Driver: can.Name, Version: can.Version, Format: can.Format,
 		Accelerator: string(can.Accelerator), Isolation: can.Isolation,
-		VCPUs: runtime.NumCPU(), MemoryMiB: total, MemoryFreeMiB: free,
+		VCPUs: runtime.NumCPU(), MemoryMiB: memory.TotalMiB, MemoryFreeMiB: memory.FreeMiB,
+		MemoryAvailableMiB: memory.AvailableMiB, MemoryPromisedMiB: memory.PromisedMiB,
+		MemoryPressure: memory.Pressure, MemoryShort: memory.Short,
 		DiskMiB: int(disk >> 20), DiskFreeMiB: int(diskFree >> 20), Limits: h.cfg.Machine.Limits,
 		DiskReserveMiB: h.machines.DiskReserveMiB(), WaitingForSpace: h.machines.Waiting(),
 	}

@@ -46,13 +46,18 @@ func ReadMeminfo() (total, available int64, err error) {
 // A machine reserves its guest's memory and the monitor's overhead. Machines share the memory of the image that they
 // run on, so few ever use what they reserved: Share of a reservation is expected to be used, and the part of that
 // which is not used yet must be available now beyond the reserve. All reservations together stay within the host's
-// memory times Overcommit.
+// memory, less the reserve, times Overcommit. While the host is short of memory, none is made.
 type Admission struct {
 	ReserveMiB  int     // of the host, never given to machines; default 768
 	OverheadMiB int     // of a monitor beside its guest's memory; default 48, as measured with QEMU
 	Share       float64 // default 0.2
-	Overcommit  float64 // default 4
+	Overcommit  float64 // default 1.5
+	// MaxPressure is the memory pressure, in percent, at and above which the host is short of memory; 0: none is.
+	MaxPressure float64
 }
+
+// DefaultOvercommit is the default of Admission.Overcommit.
+const DefaultOvercommit = 1.5
 
 func (a Admission) withDefaults() Admission {
 	if a.ReserveMiB == 0 {
@@ -65,7 +70,7 @@ func (a Admission) withDefaults() Admission {
 		a.Share = 0.2
 	}
 	if a.Overcommit == 0 {
-		a.Overcommit = 4
+		a.Overcommit = DefaultOvercommit
 	}
 	return a
 }
@@ -78,8 +83,9 @@ type reservation struct {
 
 // ledger has the reservations of machines that run or are being started.
 type ledger struct {
-	adm  Admission
-	host HostMemory
+	adm      Admission
+	host     HostMemory
+	pressure MemoryPressure
 
 	mu           sync.Mutex
 	reservations map[hostapi.MachineID]reservation
@@ -107,6 +113,9 @@ func (a Admission) unreserved(total, available int64, promises map[hostapi.Machi
 func (l *ledger) reserve(id hostapi.MachineID, memoryMiB int) error {
 	total, available, err := l.host()
 	if err != nil {
+		return fmt.Errorf("admit machine %s: %w", id, err)
+	}
+	if err := l.checkPressure(); err != nil {
 		return fmt.Errorf("admit machine %s: %w", id, err)
 	}
 	want := int64(memoryMiB+l.adm.OverheadMiB) * mib
@@ -145,13 +154,34 @@ func (l *ledger) setUsed(id hostapi.MachineID, bytes int64) {
 	}
 }
 
-// free returns how much guest memory can still be reserved and the host's total, in MiB.
-func (l *ledger) free() (freeMiB, totalMiB int, err error) {
+// Memory is the memory of the host and what machines were promised of it, in MiB.
+type Memory struct {
+	TotalMiB     int
+	AvailableMiB int     // that can be used now without swapping
+	PromisedMiB  int     // reserved for machines
+	FreeMiB      int     // that can still be reserved; at most what is available
+	Pressure     float64 // in percent; see MemoryPressure
+	// Short: nothing is admitted until others need less.
+	Short bool
+}
+
+// memory returns the state of the host's memory.
+func (l *ledger) memory() (Memory, error) {
 	total, available, err := l.host()
 	if err != nil {
-		return 0, 0, err
+		return Memory{}, err
+	}
+	pressure, err := l.pressure()
+	if err != nil {
+		return Memory{}, err
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return int(l.adm.unreserved(total, available, l.reservations) / mib), int(total / mib), nil
+	out := Memory{TotalMiB: int(total / mib), AvailableMiB: int(available / mib), Pressure: pressure}
+	for _, p := range l.reservations {
+		out.PromisedMiB += int(p.guest / mib)
+	}
+	out.FreeMiB = int(min(available, l.adm.unreserved(total, available, l.reservations)) / mib)
+	out.Short = l.adm.isPressed(pressure) || available < int64(l.adm.ReserveMiB)*mib/2
+	return out, nil
 }

@@ -146,6 +146,7 @@ func (w *fixture) boot() {
 		FreezeTimeout: w.freeze,
 		WarmMonitors:  w.warmMonitors, Limits: w.limits, DiskReserveMiB: 256,
 		HostMemory: func() (int64, int64, error) { return 1 << 40, 1 << 40, nil },
+		Pressure:   func() (float64, error) { return 0, nil },
 		HugeMemory: func() (int64, error) { return w.hugePages, nil },
 		FreeSpace:  w.space.read, ReclaimSpace: w.space.reclaim, Allocated: w.space.measure,
 		SpaceInterval: time.Millisecond, DiskOvercommit: w.overcommit,
@@ -321,8 +322,8 @@ func (w *fixture) checkEmpty() {
 	if got := names(w.t, filepath.Join(w.dir, "snapshots")); len(got) != 0 {
 		w.t.Errorf("snapshots = %v, want none", got)
 	}
-	if free, total, err := w.mgr.Capacity(); err != nil || free < total {
-		w.t.Errorf("capacity = %d of %d MiB free, %v; want all", free, total, err)
+	if memory, err := w.mgr.Memory(); err != nil || memory.FreeMiB < memory.TotalMiB || memory.PromisedMiB != 0 {
+		w.t.Errorf("memory = %+v, %v; want all of it free", memory, err)
 	}
 }
 

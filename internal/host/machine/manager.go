@@ -47,8 +47,9 @@ type Config struct {
 	// those of the network the slots have already, and machines may not ask for more.
 	Limits     hostapi.Limits
 	Admission  Admission
-	HostMemory HostMemory // default ReadMeminfo
-	FreeSpace  FreeSpace  // default StatFS
+	HostMemory HostMemory     // default ReadMeminfo
+	Pressure   MemoryPressure // default ReadPressure
+	FreeSpace  FreeSpace      // default StatFS
 	// Allocated measures a disk: the bytes that removing the file would free, without waiting for what is being
 	// written; nil: machines that grow cannot be found.
 	Allocated func(path string) (int64, error)
@@ -165,6 +166,9 @@ func New(cfg Config, deps Deps) (*Manager, error) {
 	if cfg.HostMemory == nil {
 		cfg.HostMemory = ReadMeminfo
 	}
+	if cfg.Pressure == nil {
+		cfg.Pressure = ReadPressure
+	}
 	if cfg.FreeSpace == nil {
 		cfg.FreeSpace = StatFS
 	}
@@ -179,7 +183,7 @@ func New(cfg Config, deps Deps) (*Manager, error) {
 	}
 	return &Manager{
 		cfg: cfg, deps: deps, log: deps.Log,
-		ledger: &ledger{adm: cfg.Admission.withDefaults(), host: cfg.HostMemory,
+		ledger: &ledger{adm: cfg.Admission.withDefaults(), host: cfg.HostMemory, pressure: cfg.Pressure,
 			reservations: map[hostapi.MachineID]reservation{}},
 		exits: make(chan monitorExit), lazyFailures: make(chan vmm.Machine), unsynced: make(chan string, 256),
 		consumed: make(chan snapshot.Ref, 256), closed: make(chan struct{}),
@@ -227,8 +231,8 @@ func (m *Manager) SetPersistent(ctx context.Context, id hostapi.MachineID, keep 
 	return m.update(mc, surviveHost, func(in *record) { in.Persistent = keep })
 }
 
-// Capacity returns how much guest memory can still be reserved and how much the host has, in MiB.
-func (m *Manager) Capacity() (freeMiB, totalMiB int, err error) { return m.ledger.free() }
+// Memory returns the state of the host's memory.
+func (m *Manager) Memory() (Memory, error) { return m.ledger.memory() }
 
 // Close stops watching machines and closes the guest channels. The machines continue to run, and the Recover of the
 // next Manager finds them. No operation may be in progress.

@@ -107,8 +107,8 @@ func TestWarmMonitorBecomesAMachine(t *testing.T) {
 	w.checkCounts(1)
 	w.stop()
 	w.checkCounts(0)
-	if free, total, err := w.mgr.Capacity(); err != nil || free < total {
-		t.Errorf("capacity = %d of %d MiB free, %v; want all", free, total, err)
+	if memory, err := w.mgr.Memory(); err != nil || memory.FreeMiB < memory.TotalMiB {
+		t.Errorf("memory = %+v, %v; want all of it free", memory, err)
 	}
 	w.must(w.store.Delete(base))
 	if _, err := w.store.Get(base); err == nil {

@@ -109,6 +109,8 @@ type Capacity struct {
 	NodeMemoryMiB    int `yaml:"node_memory_mib" default:"0"`
 	Streams          int `yaml:"streams" default:"8192"`
 	Connections      int `yaml:"connections" default:"16384"`
+	MemoryOvercommit int `yaml:"memory_overcommit_percent" default:"150"`
+	MemoryPressure   int `yaml:"memory_pressure_percent" default:"20"`
 	DiskImageGiB     int `yaml:"disk_image_gib" default:"40"`
 	DiskReserveMiB   int `yaml:"disk_reserve_mib" default:"1024"`
 	DiskOvercommit   int `yaml:"disk_overcommit" default:"25"`

@@ -72,6 +72,11 @@ var settingDocs = map[string]string{
 	"capacity.streams": "Requests to guests, processes that are followed, terminals, watchers and connections to " +
 		"ports that may be open at once. One workspace gets at most half of them.",
 	"capacity.connections": "Connections to the API that may be open at once. One address gets at most half of them.",
+	"capacity.memory_overcommit_percent": "Memory that the sandboxes that run may be promised together, in percent " +
+		"of what is there for them; a sandbox is promised all of its memory and uses what it writes. " +
+		"100 promises nothing twice.",
+	"capacity.memory_pressure_percent": "Part of the last 10 s in which programs waited for memory, in percent, " +
+		"from which on nothing is started and idle sandboxes that may be hibernated are; 0 is never.",
 	"capacity.disk_image_gib": "Size of the XFS image that holds the data directory if its file system cannot share " +
 		"blocks between files (reflink). The image is sparse.",
 	"capacity.disk_reserve_mib": "Free disk space below which the node creates nothing new. Below half of it, " +

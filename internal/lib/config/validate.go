@@ -158,6 +158,8 @@ func (n *Node) validateObjects(bad func(string, string, ...any), atLeast func(st
 func (n *Node) validateCapacity(bad func(string, string, ...any), atLeast func(string, int, int)) {
 	atLeast("capacity.memory_mib", n.Capacity.MemoryMiB, 0)
 	atLeast("capacity.memory_reserve_mib", n.Capacity.MemoryReserveMiB, 0)
+	atLeast("capacity.memory_overcommit_percent", n.Capacity.MemoryOvercommit, 10)
+	atLeast("capacity.memory_pressure_percent", n.Capacity.MemoryPressure, 0)
 	if n.Capacity.NodeMemoryMiB != 0 {
 		atLeast("capacity.node_memory_mib", n.Capacity.NodeMemoryMiB, 256)
 	}

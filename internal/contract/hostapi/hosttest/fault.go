@@ -39,6 +39,13 @@ func (h *Host) SetMaxRunning(machines int) {
 	h.maxRunning = machines
 }
 
+// SetMemoryShort makes the host report that it is short of memory.
+func (h *Host) SetMemoryShort(short bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.memoryShort = short
+}
+
 // Calls lists the operations so far, as "op id", without those that only read.
 func (h *Host) Calls() []string {
 	h.mu.Lock()

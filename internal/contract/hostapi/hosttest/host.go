@@ -49,6 +49,7 @@ type Host struct {
 	nextPID        int
 	maxRunning     int
 	bounds         hostapi.GroupBounds
+	memoryShort    bool
 	format         string
 	limits         hostapi.Limits
 	began          time.Time

@@ -172,6 +172,7 @@ func (h *Host) Capacity(ctx context.Context) (hostapi.Capacity, error) {
 			VCPUs:         2,
 			MemoryMiB:     256 * h.maxRunning,
 			MemoryFreeMiB: 256 * (h.maxRunning - n),
+			MemoryShort:   h.memoryShort,
 			DiskMiB:       100 << 10,
 			DiskFreeMiB:   90 << 10,
 			Machines:      len(h.machines),

@@ -60,3 +60,12 @@ func Wrap(err error, doing string, id string) error {
 		doing+" "+id+" failed on its host; the server's log says why",
 	)
 }
+
+// Interruption returns why the operation with the context ctx was interrupted, or nil. What the host says of such an
+// operation is only that it was canceled, or that the machine is gone.
+func Interruption(ctx context.Context) error {
+	if e, ok := errors.AsType[*api.Error](context.Cause(ctx)); ok {
+		return e
+	}
+	return nil
+}
