@@ -520,8 +520,8 @@ func TestCreditKeepsToTheQueue(t *testing.T) {
 
 // meter refuses more than it has.
 type meter struct {
-	mu         sync.Mutex
-	left, most int64
+	mu   sync.Mutex
+	left int64
 }
 
 var errRefused = errors.New("no memory for it")

@@ -204,7 +204,7 @@ func TestTooLarge(t *testing.T) {
 	if err := client.SetMetadata(t.Context(), document); err != nil || len(*seen) < fcapi.MaxBody {
 		t.Errorf("SetMetadata() of %d bytes = %v, sent %d; want all sent", len(document), err, len(*seen))
 	}
-	client, seen = newTestClient(t, fcapi.Version{Major: 1, Minor: 17}, noContent)
+	client, _ = newTestClient(t, fcapi.Version{Major: 1, Minor: 17}, noContent)
 	var large *fcapi.TooLargeError
 	if err := client.SetMetadata(t.Context(), append(document, ' ')); err != nil {
 		t.Errorf("SetMetadata() with a space at the end = %v, want nil: it is not part of the request", err)
