@@ -25,7 +25,7 @@ var guestCodes = []struct {
 	{guestapi.ErrBusy, api.QuotaExceeded, "; wait for some to end"},
 	{guestapi.ErrTooLarge, api.TooLarge, ""},
 	{guestapi.ErrRefused, api.Unreachable, ""},
-	{guestexec.ErrNotStarted, api.Unavailable, "; the sandbox does not respond: see unresponsive_since"},
+	{guestexec.ErrNotStarted, api.Unavailable, "; the sandbox does not respond: try again, or delete it"},
 	{guestapi.ErrInternal, api.Internal, ""},
 	{guestapi.ErrLost, api.Unavailable, "; the sandbox ended or was restored meanwhile"},
 }
