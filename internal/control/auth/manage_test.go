@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -222,12 +223,12 @@ func TestNetworksOfKeys(t *testing.T) {
 // TestLastUseIsWrittenLazily checks that calls write nothing, and that Run writes the last use of each key.
 func TestLastUseIsWrittenLazily(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		writes := 0
+		var writes atomic.Int32
 		db, err := store.Open(t.Context(), store.Config{
 			DSN: filepath.Join(t.TempDir(), "c.db"),
 			Fault: func(op string, committed bool) error {
 				if op == "use keys" && committed {
-					writes++
+					writes.Add(1)
 				}
 				return nil
 			},
@@ -252,8 +253,8 @@ func TestLastUseIsWrittenLazily(t *testing.T) {
 			}
 			<-time.After(time.Second)
 		}
-		if writes != 3 {
-			t.Errorf("200 uses in 200 s made %d writes, want 3", writes)
+		if n := writes.Load(); n != 3 {
+			t.Errorf("200 uses in 200 s made %d writes, want 3", n)
 		}
 		if _, err := k.Authenticate(ctx, token, local); err != nil {
 			t.Fatal(err)

@@ -13,6 +13,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -217,13 +218,10 @@ func (l *limited) Accept() (net.Conn, error) {
 type counted struct {
 	net.Conn
 	free chan struct{}
-	gone bool
+	once sync.Once // a server closes a connection more than once, from several goroutines
 }
 
 func (c *counted) Close() error {
-	if !c.gone {
-		c.gone = true
-		c.free <- struct{}{}
-	}
+	c.once.Do(func() { c.free <- struct{}{} })
 	return c.Conn.Close()
 }
