@@ -90,8 +90,8 @@ func TestUploadQuota(t *testing.T) {
 	}
 }
 
-// TestUploadQuotaRace sends many uploads at once: no more than the quota allows is on the disk at any time. Uploads that
-// are refused halfway may have kept others out, and leave nothing: the rest of the quota can be used up afterwards.
+// TestUploadQuotaRace sends many uploads at once: no more than the quota allows is on the disk at any time. Those
+// that are refused halfway may have kept others out, and leave nothing: the rest can be used up afterwards.
 func TestUploadQuotaRace(t *testing.T) {
 	w := newFixture(t, nil)
 	w.allow(alice, quota.Uploads, 32)

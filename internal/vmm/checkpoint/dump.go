@@ -62,7 +62,7 @@ func Dump(pid int, opt Options) (c *Capture, err error) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		runtime.LockOSThread() // never unlocked: anything that is still traced ends with the thread
+		runtime.LockOSThread() // never unlocked: what is still traced is released when the thread exits
 		c, err = dump(pid, opt)
 	}()
 	<-done
@@ -82,21 +82,31 @@ func dump(pid int, opt Options) (_ *Capture, err error) {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, t.detach()) }()
-	restore, err := c.dumpThreads(t, opt.Base)
-	defer func() { err = errors.Join(err, restore()) }()
-	if err != nil {
-		return nil, err
-	}
-	if err := c.dumpSignals(t, opt.Base); err != nil {
-		return nil, err
-	}
-	if err := c.dumpLayout(t); err != nil {
+	if err := c.dumpState(t, opt.Base); err != nil {
 		return nil, err
 	}
 	if c.Checkpoint.FDs, err = dumpFDs(pid, opt.Role); err != nil {
 		return nil, err
 	}
 	return c, c.dumpMemory(t, opt)
+}
+
+// dumpState reads what the threads must run system calls for. Only meanwhile the process is killed if this one dies:
+// afterwards it has its own registers again, and continues.
+func (c *Capture) dumpState(t *tracee, base *Checkpoint) (err error) {
+	defer func() { err = errors.Join(err, t.killOnExit(false)) }()
+	if err := t.killOnExit(true); err != nil {
+		return err
+	}
+	restore, err := c.dumpThreads(t, base)
+	defer func() { err = errors.Join(err, restore()) }()
+	if err != nil {
+		return err
+	}
+	if err := c.dumpSignals(t, base); err != nil {
+		return err
+	}
+	return c.dumpLayout(t)
 }
 
 // dumpThreads reads the registers of all threads. Because the threads are then made to run system

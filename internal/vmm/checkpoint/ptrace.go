@@ -28,10 +28,10 @@ const maxTries = 100
 // errEnded reports that a process or thread exited while it was traced.
 var errEnded = errors.New("the process has exited")
 
-// attach stops all threads of a process until detach. If the calling thread exits before, the
-// process is killed. options are added to the ptrace(2) options that are always set.
+// attach stops all threads of a process until detach. If the calling thread exits before, they continue, unless
+// options has optionExitKill or killOnExit was called. options are added to the ptrace(2) options that are always set.
 func attach(pid int, options uintptr) (_ *tracee, err error) {
-	t := &tracee{pid: pid, options: options | optionSysgood | optionExitKill}
+	t := &tracee{pid: pid, options: options | optionSysgood}
 	defer func() {
 		if err != nil {
 			err = errors.Join(fmt.Errorf("attach to process %d: %w", pid, err), t.detach())
@@ -117,6 +117,21 @@ func waitStopped(tid int) (unix.WaitStatus, error) {
 			return ws, nil
 		}
 	}
+}
+
+// killOnExit says whether the process is killed if the calling thread exits. It must be while the threads have
+// registers other than their own, with which they cannot continue.
+func (t *tracee) killOnExit(kill bool) error {
+	options := t.options
+	if kill {
+		options |= optionExitKill
+	}
+	for _, tid := range t.tids {
+		if _, err := ptrace(ptraceSetOptions, tid, 0, options); err != nil && err != unix.ESRCH {
+			return fmt.Errorf("set options of thread %d: %w", tid, err)
+		}
+	}
+	return nil
 }
 
 // detach lets all threads continue.

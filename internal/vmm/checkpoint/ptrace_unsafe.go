@@ -13,6 +13,7 @@ const (
 	ptraceSetRegs     = 13
 	ptraceDetach      = 17
 	ptraceSyscall     = 24
+	ptraceSetOptions  = 0x4200
 	ptraceGetEventMsg = 0x4201
 	ptraceGetRegset   = 0x4204
 	ptraceSetRegset   = 0x4205

@@ -89,7 +89,7 @@ func (s *Stub) Restore(ctx context.Context, p Plan) error {
 }
 
 func restoreProcess(pid int, p Plan) (err error) {
-	t, err := attach(pid, optionClone)
+	t, err := attach(pid, optionClone|optionExitKill)
 	if err != nil {
 		return err
 	}
