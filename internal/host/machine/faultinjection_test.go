@@ -433,6 +433,8 @@ func TestFaultCasesCoverEveryStep(t *testing.T) {
 	w := newWarmFixture(t)
 	w.onStep(note) // TestCreateFromWarmMonitorAtEveryStep fails this one
 	w.create("b", false)
+	mu.Lock() // the next warm monitor is started in the background
+	defer mu.Unlock()
 	for _, step := range machine.StartSteps() {
 		if !seen[step] {
 			t.Errorf("no fault case has step %s", step)
