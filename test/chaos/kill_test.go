@@ -176,15 +176,13 @@ func (l *lab) settle(keep []api.SandboxID) {
 }
 
 // TestKillDuringHibernateAndWake kills the node at random moments while it hibernates and wakes a sandbox. Neither the
-// memory nor the disk may be lost, whether the sandbox is persistent or not. It is part of soaks only: a kill in the
-// few milliseconds in which the monitor is paused can still end the monitor.
+// memory nor the disk may be lost, whether the sandbox is persistent or not.
 func TestKillDuringHibernateAndWake(t *testing.T) {
-	if *scale == 1 {
-		t.Skip("probe -chaos.scale: a soak has more than 1")
-	}
 	l := open(t)
 	for _, persistent := range []bool{true, false} {
-		l.killCycles(l.create(persistent), 4**scale)
+		for range 2 {
+			l.killCycles(l.create(persistent), *scale)
+		}
 	}
 }
 

@@ -169,9 +169,16 @@ func (c *Capture) dumpSignals(t *tracee, base *Checkpoint) error {
 		c.Checkpoint.SigActions, c.Checkpoint.Filters = base.SigActions, base.Filters
 		return nil
 	}
+	handled, err := handledSignals(t.pid)
+	if err != nil {
+		return err
+	}
 	main := c.Checkpoint.Threads[0].Regs
 	at := scratchAddress(main)
 	for sig := 1; sig <= 64; sig++ {
+		if handled&(1<<(sig-1)) == 0 {
+			continue
+		}
 		if _, err := t.syscall(t.pid, main, callSigaction, uint64(sig), 0, at, sigsetBytes); err != nil {
 			return err
 		}
@@ -183,9 +190,29 @@ func (c *Capture) dumpSignals(t *tracee, base *Checkpoint) error {
 			c.Checkpoint.SigActions = append(c.Checkpoint.SigActions, a)
 		}
 	}
-	var err error
 	c.Checkpoint.Filters, err = seccompFilters(t.pid)
 	return err
+}
+
+// handledSignals returns the signals whose action may differ from the default one, signal 1 in the lowest bit: those
+// that are caught or ignored (proc_pid_status(5)), and SIGCHLD, whose flags matter without a handler, too. To ask for
+// the actions of all signals would take ten times as long, and meanwhile the process must not lose this one.
+func handledSignals(pid int) (uint64, error) {
+	data, err := os.ReadFile(procPath(pid, "status"))
+	if err != nil {
+		return 0, err
+	}
+	all := uint64(1) << (unix.SIGCHLD - 1)
+	for _, field := range []string{"SigIgn", "SigCgt"} {
+		_, rest, ok := strings.Cut(string(data), "\n"+field+":")
+		text, _, _ := strings.Cut(rest, "\n")
+		signals, err := strconv.ParseUint(strings.TrimSpace(text), 16, 64)
+		if !ok || err != nil {
+			return 0, fmt.Errorf("/proc/%d/status has %s %q, want a mask of signals", pid, field, text)
+		}
+		all |= signals
+	}
+	return all, nil
 }
 
 // seccompFilters returns the filters of a stopped thread.
