@@ -1,5 +1,5 @@
-// Package hostapi is the contract between the control plane and a host agent: machines, snapshots,
-// baked templates, capacity. It knows neither users nor sandboxes. The control plane is tested against a
+// Package hostapi is the contract between the control plane and a host agent: machines, volumes,
+// snapshots, baked templates, capacity. It knows neither users nor sandboxes. The control plane is tested against a
 // simulated host (package hosttest), the host agent against a scripted caller.
 //
 // It is a wire contract: requests and results are plain values, what arrives over time is a Stream, the channel to
@@ -73,6 +73,9 @@ type Create struct {
 	Persistent bool
 	Egress     Egress // what the machine may reach
 	Limits     Limits // none wider than the host's; a fork has its parent's
+	// Volumes are attached and mounted before programs of the user run. ErrInvalid: two of them, or one of them and a
+	// private copy that the snapshot brings, have the same mount point.
+	Volumes []VolumeAttachment
 	// Group names the machines whose disk space the host bounds together, such as those of a workspace; "": none. A
 	// fork is in its parent's.
 	Group  string
@@ -167,7 +170,8 @@ type Machine struct {
 	MemoryMiB  int
 	DiskMiB    int
 	Disks      []DataDisk // in addition to the root disk, in the guest's order
-	GuestIP    string     // reachable from this host while it runs
+	Volumes    []AttachedVolume
+	GuestIP    string // reachable from this host while it runs
 	Tap        string
 	MAC        string
 	PID        int
@@ -355,6 +359,7 @@ type Host interface {
 
 	Builder
 	SnapshotTransfer
+	VolumeHost
 
 	Templates(ctx context.Context) ([]Template, error)
 	// StartBake starts a bake, or joins one under way; Templates reports its progress. force bakes again.
