@@ -22,7 +22,7 @@ func (s *Service) Run(ctx context.Context) error {
 	uses.Load(ctx)
 	s.refreshCapacity(ctx)
 	reconciler := s.newReconciler()
-	events := hostevents.New(s.host, eventHandler{s}, reconciler.trigger, s.log)
+	events := hostevents.New(s.host, eventHandler{s}, reconciler.Trigger, s.log)
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return events.Run(ctx) })
 	g.Go(func() error { return reconciler.Run(ctx) })

@@ -121,6 +121,6 @@ func (s *Service) finishDelete(ctx context.Context, r *record, message string, c
 	}
 	r.State = api.Deleted
 	s.activity.Forget(string(r.ID))
-	s.changes.Notify(string(r.ID))
+	s.events.Notify(r.ID)
 	return nil
 }

@@ -2,13 +2,35 @@ package sandbox
 
 import (
 	"context"
-	"encoding/json"
 	"time"
 
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/control/auth"
+	"github.com/pandastack/pandastack/internal/control/sandbox/eventlog"
 	"github.com/pandastack/pandastack/internal/control/store"
 )
+
+// Event is one thing that happened to a sandbox. Seq counts from 1 within the sandbox.
+type Event = eventlog.Event
+
+// EventQuery selects events of a sandbox, oldest first. Its zero value selects all that are kept.
+type EventQuery = eventlog.Query
+
+// newEvent is an event that has not been written yet.
+type newEvent struct {
+	kind    string
+	payload map[string]any
+}
+
+// appendEvents writes events of a sandbox.
+func (s *Service) appendEvents(ctx context.Context, tx *store.Tx, r *record, all ...newEvent) error {
+	for _, e := range all {
+		if err := s.events.Append(ctx, tx, r.ID, r.Workspace, e.kind, e.payload); err != nil {
+			return err
+		}
+	}
+	return nil
+}
 
 // visible reports whether a sandbox lives; an error if the caller may not see what happened to it.
 func (s *Service) visible(ctx context.Context, p auth.Principal, id api.SandboxID) (alive bool, err error) {
@@ -28,27 +50,8 @@ func (s *Service) Events(ctx context.Context, p auth.Principal, id api.SandboxID
 	if _, err := s.visible(ctx, p, id); err != nil {
 		return nil, err
 	}
-	return s.events(ctx, id, q)
+	return s.events.List(ctx, id, q)
 }
-
-func (s *Service) events(ctx context.Context, id api.SandboxID, q EventQuery) ([]Event, error) {
-	rows, err := s.db.Read().Events(ctx, string(id), q.After, max(q.Tail, 0))
-	if err != nil {
-		return nil, err
-	}
-	out := make([]Event, 0, len(rows))
-	for _, r := range rows {
-		var payload map[string]any
-		if err := json.Unmarshal([]byte(r.Payload), &payload); err != nil {
-			return nil, err
-		}
-		out = append(out, Event{Seq: r.Seq, Event: api.NewEvent(id, r.Type, store.Time(r.At), payload)})
-	}
-	return out, nil
-}
-
-// pollEvents is how often a follower reads a store that other processes write to.
-const pollEvents = 2 * time.Second
 
 // FollowEvents calls yield for the events that q selects and then for each as it happens.
 //
@@ -60,40 +63,6 @@ func (s *Service) FollowEvents(
 	id api.SandboxID,
 	q EventQuery,
 	yield func(Event) error,
-) (err error) {
-	changed, unsubscribe := s.changes.Subscribe(string(id))
-	defer unsubscribe()
-	var poll <-chan time.Time
-	if s.db.Shared() {
-		t := time.NewTicker(pollEvents)
-		defer t.Stop()
-		poll = t.C
-	}
-	for {
-		// The state is read before the events: if the sandbox ends in between, the next round has the rest.
-		alive, err := s.visible(ctx, p, id)
-		if err != nil {
-			return api.AsError(err)
-		}
-		list, err := s.events(ctx, id, q)
-		if err != nil {
-			return api.AsError(err)
-		}
-		for _, e := range list {
-			if err := yield(e); err != nil {
-				return err
-			}
-			q.After = e.Seq
-		}
-		if !alive {
-			return nil
-		}
-		q.Tail = 0
-		select {
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		case <-changed:
-		case <-poll:
-		}
-	}
+) error {
+	return s.events.Follow(ctx, id, q, func() (bool, error) { return s.visible(ctx, p, id) }, yield)
 }

@@ -154,8 +154,8 @@ func (s *Service) endDead(ctx context.Context, r *record, said hostapi.Event) er
 	return s.endLocked(ctx, r, causeOfDeath(said))
 }
 
-// reconcileSandbox implements reconcilable.
-func (s *Service) reconcileSandbox(ctx context.Context, id api.SandboxID) error {
+// ReconcileSandbox implements reconcile.Records.
+func (s reconcilable) ReconcileSandbox(ctx context.Context, id api.SandboxID) error {
 	return s.ifIdle(ctx, id, func(ctx context.Context, r *record) error {
 		if s.ownedElsewhere(r) {
 			return nil

@@ -281,7 +281,7 @@ func (s *Service) Promote(
 	if err != nil {
 		return api.Promotion{}, err
 	}
-	s.changes.Notify(string(r.ID))
+	s.events.Notify(r.ID)
 	return out, nil
 }
 

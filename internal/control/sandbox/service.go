@@ -16,6 +16,7 @@ import (
 	"github.com/pandastack/pandastack/internal/control/guestdial"
 	"github.com/pandastack/pandastack/internal/control/quota"
 	"github.com/pandastack/pandastack/internal/control/sandbox/activity"
+	"github.com/pandastack/pandastack/internal/control/sandbox/eventlog"
 	"github.com/pandastack/pandastack/internal/control/sandbox/keyed"
 	"github.com/pandastack/pandastack/internal/control/store"
 	"github.com/pandastack/pandastack/internal/lib/config"
@@ -85,7 +86,7 @@ type Service struct {
 
 	locks    keyed.Locks
 	activity activity.Tracker
-	changes  keyed.Hub // of events, by sandbox
+	events   eventlog.Log
 
 	suspensions *quota.Enforcer
 
@@ -105,7 +106,8 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	}
 	s := &Service{cfg: cfg, db: deps.Store, host: deps.Host, guests: guestdial.New(deps.Host),
 		templates: deps.Templates, quotas: deps.Quotas, log: deps.Log, observe: deps.Observe,
-		instance: strings.ToLower(rand.Text()), budgets: deps.Budgets}
+		instance: strings.ToLower(rand.Text()), budgets: deps.Budgets,
+		events: eventlog.Log{DB: deps.Store, Keep: cfg.MaxEvents}}
 	if s.quotas == nil {
 		s.quotas = quota.New(quota.Config{}, s.db)
 	}
@@ -208,35 +210,6 @@ func detached(ctx context.Context) (context.Context, context.CancelFunc) {
 		context.WithoutCancel(ctx), 2*time.Minute, errors.New("finishing an operation took too long"))
 }
 
-// newEvent is an event that has not been written yet.
-type newEvent struct {
-	kind    string
-	payload map[string]any
-}
-
-// appendEvents writes events of a sandbox.
-func (s *Service) appendEvents(ctx context.Context, tx *store.Tx, r *record, all ...newEvent) error {
-	for _, o := range all {
-		payload := "{}"
-		if len(o.payload) > 0 {
-			if payload = encodeJSON(o.payload); payload == "" {
-				return errors.New("event " + o.kind + ": its payload cannot be encoded as JSON")
-			}
-		}
-		e := &store.Event{Sandbox: string(r.ID), Workspace: string(r.Workspace), At: store.Micros(time.Now()),
-			Type: o.kind, Payload: payload}
-		if err := tx.AppendEvent(ctx, e); err != nil {
-			return err
-		}
-		if keep := int64(s.cfg.MaxEvents); e.Seq > keep && e.Seq%100 == 0 {
-			if err := tx.TrimEvents(ctx, e.Sandbox, e.Seq, keep); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
-}
-
 // setState moves a sandbox to the next state and writes the record, with events. The lock of r is held. If
 // the write fails, r is unchanged.
 func (s *Service) setState(ctx context.Context, op string, r *record, to api.Status, events ...newEvent) error {
@@ -284,7 +257,7 @@ func (s *Service) setStateUsing(
 		}
 		return err
 	}
-	s.changes.Notify(string(r.ID))
+	s.events.Notify(r.ID)
 	if to == api.Running {
 		s.noticeSuspension(ctx, r.Workspace)
 	}

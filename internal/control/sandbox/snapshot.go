@@ -67,7 +67,7 @@ func (s *Service) TakeSnapshot(
 	if err != nil {
 		return api.Snapshot{}, s.abortSnapshot(ctx, &snap, err)
 	}
-	s.changes.Notify(string(r.ID))
+	s.events.Notify(r.ID)
 	out := viewSnapshot(&snap)
 	if m, err := s.host.Get(finish, r.machineID()); err == nil { // without it, only the pause is not known
 		out.PauseMS = milliseconds(m.Pause)

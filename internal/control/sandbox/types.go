@@ -19,18 +19,6 @@ type SnapshotPage struct {
 	Next      string // cursor of the next page, "" on the last
 }
 
-// Event is one thing that happened to a sandbox. Seq counts from 1 within the sandbox.
-type Event struct {
-	Seq int64
-	api.Event
-}
-
-// EventQuery selects events of a sandbox, oldest first. Its zero value selects all that are kept.
-type EventQuery struct {
-	Tail  int   // the last so many; 0: no limit
-	After int64 // only events with a greater Seq
-}
-
 // Reason is why a sandbox ended.
 type Reason string
 
