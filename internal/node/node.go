@@ -19,8 +19,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/pandastack/pandastack/internal/host/blob"
 	"github.com/pandastack/pandastack/internal/lib/ballast"
+	"github.com/pandastack/pandastack/internal/lib/blob"
 	"github.com/pandastack/pandastack/internal/lib/budget"
 	"github.com/pandastack/pandastack/internal/lib/cleanup"
 	"github.com/pandastack/pandastack/internal/lib/config"

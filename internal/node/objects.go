@@ -6,9 +6,10 @@ import (
 	"fmt"
 
 	"github.com/pandastack/pandastack/internal/host/agent"
-	"github.com/pandastack/pandastack/internal/host/blob"
 	"github.com/pandastack/pandastack/internal/host/chunkstore"
 	"github.com/pandastack/pandastack/internal/host/chunkstore/cache"
+	"github.com/pandastack/pandastack/internal/lib/blob"
+	"github.com/pandastack/pandastack/internal/lib/keyring"
 )
 
 // objects opens the object store that hosts share, with its chunk store and cache. It returns nil if none is
@@ -27,7 +28,7 @@ func (n *node) objects(ctx context.Context) (*agent.Objects, error) {
 		n.undo.Push("close object store", func(context.Context) error { return opened.Close() })
 		bucket = opened
 	}
-	ring, err := chunkstore.OpenKeyring(cmp.Or(c.Key, n.path("objects.key")))
+	ring, err := keyring.Open(cmp.Or(c.Key, n.path("objects.key")))
 	if err != nil {
 		return nil, fmt.Errorf("object_store.key: %w", err)
 	}

@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
-	"github.com/pandastack/pandastack/internal/host/blob/blobtest"
+	"github.com/pandastack/pandastack/internal/lib/blob/blobtest"
 )
 
 func TestMachineStreams(t *testing.T) {

@@ -11,10 +11,11 @@ import (
 
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
 	"github.com/pandastack/pandastack/internal/host/agent"
-	"github.com/pandastack/pandastack/internal/host/blob"
-	"github.com/pandastack/pandastack/internal/host/blob/blobtest"
 	"github.com/pandastack/pandastack/internal/host/chunkstore"
 	"github.com/pandastack/pandastack/internal/host/chunkstore/cache"
+	"github.com/pandastack/pandastack/internal/lib/blob"
+	"github.com/pandastack/pandastack/internal/lib/blob/blobtest"
+	"github.com/pandastack/pandastack/internal/lib/keyring"
 )
 
 // objectStore is the object store that the hosts of these tests share: in the same city, with 1 Gbit/s.
@@ -22,7 +23,7 @@ var objectStore = blobtest.NewShaped(blobtest.NewMemory(), 5*time.Millisecond, 1
 
 // openObjects opens the object store for a host.
 func openObjects(dir string) (*agent.Objects, func() error, error) {
-	ring, err := chunkstore.NewKeyring(bytes.Repeat([]byte{7}, 32))
+	ring, err := keyring.New(bytes.Repeat([]byte{7}, 32))
 	if err != nil {
 		return nil, nil, err
 	}
@@ -55,7 +56,7 @@ func newSlowStore() *slowStore {
 func reopen(t *testing.T, store blob.Store) *lab {
 	t.Helper()
 	closeShared(t)
-	ring, err := chunkstore.NewKeyring(bytes.Repeat([]byte{1}, 32))
+	ring, err := keyring.New(bytes.Repeat([]byte{1}, 32))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -10,7 +10,7 @@ import (
 
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/bench"
-	"github.com/pandastack/pandastack/internal/host/blob/blobtest"
+	"github.com/pandastack/pandastack/internal/lib/blob/blobtest"
 )
 
 // fill writes 36 MiB to a guest's memory that touch reads after a restore, and five times as much that is not read.

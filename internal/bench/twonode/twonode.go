@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"github.com/pandastack/pandastack/internal/bench"
-	"github.com/pandastack/pandastack/internal/host/blob/blobtest"
+	"github.com/pandastack/pandastack/internal/lib/blob/blobtest"
 	"github.com/pandastack/pandastack/internal/lib/config"
 )
 

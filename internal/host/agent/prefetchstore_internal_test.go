@@ -9,9 +9,10 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/pandastack/pandastack/internal/host/blob/blobtest"
 	"github.com/pandastack/pandastack/internal/host/chunkstore"
 	"github.com/pandastack/pandastack/internal/host/chunkstore/cache"
+	"github.com/pandastack/pandastack/internal/lib/blob/blobtest"
+	"github.com/pandastack/pandastack/internal/lib/keyring"
 )
 
 // The memory that is kept with a trace is that of its own snapshot: others that grew from the same get the trace alone,
@@ -23,7 +24,7 @@ func TestTracesAreKeptForAncestors(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	ring, err := chunkstore.NewKeyring(bytes.Repeat([]byte{1}, 32))
+	ring, err := keyring.New(bytes.Repeat([]byte{1}, 32))
 	must(err)
 	vault, err := chunkstore.New(blobtest.NewMemory(), ring, chunkstore.Config{})
 	must(err)

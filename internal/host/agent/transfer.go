@@ -9,11 +9,11 @@ import (
 
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
 	"github.com/pandastack/pandastack/internal/host/bake"
-	"github.com/pandastack/pandastack/internal/host/blob"
 	"github.com/pandastack/pandastack/internal/host/chunkstore"
 	"github.com/pandastack/pandastack/internal/host/chunkstore/cache"
 	"github.com/pandastack/pandastack/internal/host/snapshot"
 	"github.com/pandastack/pandastack/internal/host/snapshot/remote"
+	"github.com/pandastack/pandastack/internal/lib/blob"
 	"github.com/pandastack/pandastack/internal/lib/durable"
 	"github.com/pandastack/pandastack/internal/vmm"
 )

@@ -12,10 +12,11 @@ import (
 
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
 	"github.com/pandastack/pandastack/internal/host/agent"
-	"github.com/pandastack/pandastack/internal/host/blob"
-	"github.com/pandastack/pandastack/internal/host/blob/blobtest"
 	"github.com/pandastack/pandastack/internal/host/chunkstore"
 	"github.com/pandastack/pandastack/internal/host/chunkstore/cache"
+	"github.com/pandastack/pandastack/internal/lib/blob"
+	"github.com/pandastack/pandastack/internal/lib/blob/blobtest"
+	"github.com/pandastack/pandastack/internal/lib/keyring"
 	"github.com/pandastack/pandastack/internal/vmm"
 	"github.com/pandastack/pandastack/internal/vmm/fake"
 )
@@ -36,7 +37,7 @@ func newFleet(t *testing.T) *fleet {
 // host starts a host of the fleet with a master key.
 func (f *fleet) host(t *testing.T, key byte) *fixture {
 	t.Helper()
-	ring, err := chunkstore.NewKeyring(bytes.Repeat([]byte{key}, 32))
+	ring, err := keyring.New(bytes.Repeat([]byte{key}, 32))
 	w := &fixture{t: t, dir: t.TempDir(), driver: fake.New()}
 	w.must(err)
 	vault, err := chunkstore.New(

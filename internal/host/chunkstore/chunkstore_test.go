@@ -11,8 +11,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/pandastack/pandastack/internal/host/blob/blobtest"
 	"github.com/pandastack/pandastack/internal/host/chunkstore"
+	"github.com/pandastack/pandastack/internal/lib/blob/blobtest"
 )
 
 func TestPushAndRead(t *testing.T) {
@@ -443,39 +443,5 @@ func TestPullOverABase(t *testing.T) {
 	}
 	if data, err := os.ReadFile(path); err != nil || !bytes.Equal(data, before) {
 		t.Error("Pull changed the base")
-	}
-}
-
-func TestKeyring(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "master.key")
-	if _, err := chunkstore.OpenKeyring(path); err != nil {
-		t.Fatal(err)
-	}
-	first, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := chunkstore.OpenKeyring(path); err != nil {
-		t.Fatal(err)
-	}
-	if again, err := os.ReadFile(path); err != nil || !bytes.Equal(again, first) {
-		t.Errorf("the second OpenKeyring changed the key file: %v", err)
-	}
-	if err := os.Chmod(path, 0o644); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := chunkstore.OpenKeyring(path); err == nil || !strings.Contains(err.Error(), "0600") {
-		t.Errorf("OpenKeyring of a file that all may read: got %v, want an error with 0600", err)
-	}
-	for name, text := range map[string]string{
-		"short": "abcd", "empty": "", "other": strings.Repeat("z", 64), "long": strings.Repeat("a", 2000),
-	} {
-		bad := filepath.Join(t.TempDir(), name)
-		if err := os.WriteFile(bad, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := chunkstore.OpenKeyring(bad); err == nil {
-			t.Errorf("OpenKeyring, %s: got nil, want an error", name)
-		}
 	}
 }

@@ -12,10 +12,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pandastack/pandastack/internal/host/blob"
-	"github.com/pandastack/pandastack/internal/host/blob/blobtest"
 	"github.com/pandastack/pandastack/internal/host/chunkstore"
 	"github.com/pandastack/pandastack/internal/host/chunkstore/cache"
+	"github.com/pandastack/pandastack/internal/lib/blob"
+	"github.com/pandastack/pandastack/internal/lib/blob/blobtest"
 )
 
 func flip(data []byte) []byte {

@@ -7,16 +7,17 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pandastack/pandastack/internal/host/blob/blobtest"
 	"github.com/pandastack/pandastack/internal/host/chunkstore"
 	"github.com/pandastack/pandastack/internal/host/chunkstore/cache"
+	"github.com/pandastack/pandastack/internal/lib/blob/blobtest"
+	"github.com/pandastack/pandastack/internal/lib/keyring"
 )
 
 // fixture is an object store with selectable faults, and a host's chunk store and cache on top.
 type fixture struct {
 	t       *testing.T
 	objects *blobtest.Faulty
-	ring    *chunkstore.Keyring
+	ring    *keyring.Keyring
 	store   *chunkstore.Store
 	cache   *cache.Cache
 }
@@ -33,16 +34,16 @@ func newFixture(t *testing.T, cfg chunkstore.Config) *fixture {
 	return f
 }
 
-func ring(t *testing.T, seed byte) *chunkstore.Keyring {
+func ring(t *testing.T, seed byte) *keyring.Keyring {
 	t.Helper()
-	r, err := chunkstore.NewKeyring(bytes.Repeat([]byte{seed}, 32))
+	r, err := keyring.New(bytes.Repeat([]byte{seed}, 32))
 	if err != nil {
 		t.Fatal(err)
 	}
 	return r
 }
 
-func (f *fixture) newStore(r *chunkstore.Keyring, cfg chunkstore.Config) *chunkstore.Store {
+func (f *fixture) newStore(r *keyring.Keyring, cfg chunkstore.Config) *chunkstore.Store {
 	f.t.Helper()
 	s, err := chunkstore.New(f.objects, r, cfg)
 	if err != nil {

@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"testing"
 	"time"
+
+	"github.com/pandastack/pandastack/internal/lib/keyring"
 )
 
 func fuzzRealm(t testing.TB) (codec, *tenantKeys) {
@@ -11,11 +13,11 @@ func fuzzRealm(t testing.TB) (codec, *tenantKeys) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ring, err := NewKeyring(make([]byte, keyBytes))
+	ring, err := keyring.New(make([]byte, keyring.KeyBytes))
 	if err != nil {
 		t.Fatal(err)
 	}
-	return c, &ring.keys(ring.tag("ws")).own
+	return c, &newKeys(ring, tagOf(ring, "ws")).own
 }
 
 func sample() *Manifest {

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/pandastack/pandastack/internal/host/blob"
+	"github.com/pandastack/pandastack/internal/lib/blob"
 )
 
 // checkParent returns ErrNotFound if garbage collection may have removed chunks of a manifest.
@@ -139,13 +139,13 @@ func (c *collector) classify(i blob.Info) {
 
 // mark determines the chunks that are needed.
 func (c *collector) mark(ctx context.Context) error {
-	common := c.v.ring.tag(Common)
+	common := tagOf(c.v.ring, Common)
 	var all error
 	for _, o := range c.manifests {
 		if o.kind == "d" && o.Modified.Before(c.cutoff) {
 			continue
 		}
-		r := c.v.ring.tenantKeys(o.tag)
+		r := newTenantKeys(c.v.ring, o.tag)
 		m, err := c.v.load(ctx, &r, ID(o.rest), o.Key)
 		if errors.Is(err, ErrNotFound) && o.kind == "m" { // deleted meanwhile
 			m, err = c.v.load(ctx, &r, ID(o.rest), r.deletedKey(ID(o.rest)))

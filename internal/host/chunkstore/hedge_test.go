@@ -8,8 +8,8 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/pandastack/pandastack/internal/host/blob/blobtest"
 	"github.com/pandastack/pandastack/internal/host/chunkstore"
+	"github.com/pandastack/pandastack/internal/lib/blob/blobtest"
 )
 
 // noTimeout waits long for every read: only a second read notices that a store stalls.

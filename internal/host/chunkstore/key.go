@@ -3,70 +3,14 @@ package chunkstore
 import (
 	"crypto/aes"
 	"crypto/cipher"
-	"crypto/hkdf"
 	"crypto/hmac"
-	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
-	"errors"
 	"fmt"
-	"io/fs"
-	"os"
 	"strings"
 
-	"github.com/pandastack/pandastack/internal/lib/durable"
+	"github.com/pandastack/pandastack/internal/lib/keyring"
 )
-
-// keyBytes is the size of every key.
-const keyBytes = 32
-
-// Keyring holds the master key, from which all others derive. Hosts that share an object store share it. The
-// master key allows reading and forging everything in the store; without it nothing can be read again.
-type Keyring struct{ master []byte }
-
-// OpenKeyring reads the master key from a file of 64 hexadecimal digits. It makes the file if it does not
-// exist, and rejects one that other users may read.
-func OpenKeyring(path string) (*Keyring, error) {
-	info, err := os.Lstat(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		fresh := make([]byte, keyBytes)
-		_, _ = rand.Read(fresh) // never fails: it ends the program instead
-		if err := durable.WriteFile(path, []byte(hex.EncodeToString(fresh)+"\n"), 0o600); err != nil {
-			return nil, fmt.Errorf("create master key of the object store: %w", err)
-		}
-		info, err = os.Lstat(path)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("master key of the object store: %w", err)
-	}
-	if !info.Mode().IsRegular() || info.Mode().Perm()&0o077 != 0 || info.Size() > 1024 {
-		return nil, fmt.Errorf(
-			"master key of the object store: %s is not a small file that only its owner can read (mode 0600)",
-			path,
-		)
-	}
-	text, err := os.ReadFile(path)
-	if err != nil {
-		return nil, fmt.Errorf("master key of the object store: %w", err)
-	}
-	master, err := hex.DecodeString(strings.TrimSpace(string(text)))
-	if err != nil || len(master) != keyBytes {
-		return nil, fmt.Errorf(
-			"master key of the object store: %s does not hold %d hexadecimal digits",
-			path,
-			2*keyBytes,
-		)
-	}
-	return &Keyring{master}, nil
-}
-
-// NewKeyring makes a keyring of a master key of 32 bytes.
-func NewKeyring(master []byte) (*Keyring, error) {
-	if len(master) != keyBytes {
-		return nil, fmt.Errorf("master key of the object store: it has %d bytes, want %d", len(master), keyBytes)
-	}
-	return &Keyring{master}, nil
-}
 
 // tagBytes is the size of a tenant's tag.
 const tagBytes = 16
@@ -77,18 +21,14 @@ type tag [tagBytes]byte
 // String implements fmt.Stringer.
 func (t tag) String() string { return hex.EncodeToString(t[:]) }
 
-// derive is HKDF with SHA-256. It cannot fail for keys of this size.
-func derive(secret []byte, purpose string) []byte {
-	key, err := hkdf.Key(sha256.New, secret, nil, "pandastack chunk 1: "+purpose, keyBytes)
-	if err != nil {
-		return nil // not reached: an empty key makes every use of it fail
-	}
-	return key
-}
+// domain begins the purpose of every key of the chunk store.
+const domain = "pandastack chunk 1: "
 
-// tag returns the tag of a tenant. No workspace is named "", so none has the tag of Common.
-func (k *Keyring) tag(tenant Tenant) tag {
-	return tag(derive(k.master, "tag of "+string(tenant))[:tagBytes])
+func derive(secret []byte, purpose string) []byte { return keyring.Derive(secret, domain+purpose) }
+
+// tagOf returns the tag of a tenant. No workspace is named "", so none has the tag of Common.
+func tagOf(k *keyring.Keyring, tenant Tenant) tag {
+	return tag(k.Key(domain + "tag of " + string(tenant))[:tagBytes])
 }
 
 // tenantKeys are the keys of one tenant.
@@ -98,8 +38,8 @@ type tenantKeys struct {
 	manifestSecret            []byte // encrypts manifests
 }
 
-func (k *Keyring) tenantKeys(t tag) tenantKeys {
-	own := derive(k.master, "workspace "+t.String())
+func newTenantKeys(k *keyring.Keyring, t tag) tenantKeys {
+	own := k.Key(domain + "workspace " + t.String())
 	return tenantKeys{
 		tag:            t,
 		nameKey:        derive(own, "names"),
@@ -114,8 +54,8 @@ type keys struct {
 	own, common tenantKeys
 }
 
-func (k *Keyring) keys(t tag) *keys {
-	return &keys{own: k.tenantKeys(t), common: k.tenantKeys(k.tag(Common))}
+func newKeys(k *keyring.Keyring, t tag) *keys {
+	return &keys{own: newTenantKeys(k, t), common: newTenantKeys(k, tagOf(k, Common))}
 }
 
 // of returns the keys for a chunk.

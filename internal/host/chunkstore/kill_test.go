@@ -14,10 +14,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pandastack/pandastack/internal/host/blob"
-	"github.com/pandastack/pandastack/internal/host/blob/blobtest"
 	"github.com/pandastack/pandastack/internal/host/chunkstore"
 	"github.com/pandastack/pandastack/internal/host/chunkstore/cache"
+	"github.com/pandastack/pandastack/internal/lib/blob"
+	"github.com/pandastack/pandastack/internal/lib/blob/blobtest"
+	"github.com/pandastack/pandastack/internal/lib/keyring"
 )
 
 // pushEnv names a directory. It makes the test binary push the directory's file "memory" into the store next
@@ -62,7 +63,7 @@ func pushFor(dir string) error {
 	if err != nil {
 		return err
 	}
-	ring, err := chunkstore.NewKeyring(bytes.Repeat([]byte{1}, 32))
+	ring, err := keyring.New(bytes.Repeat([]byte{1}, 32))
 	if err != nil {
 		return err
 	}

@@ -5,9 +5,9 @@ import (
 	"os"
 	"testing"
 
-	"github.com/pandastack/pandastack/internal/host/blob"
-	"github.com/pandastack/pandastack/internal/host/blob/blobtest"
 	"github.com/pandastack/pandastack/internal/host/chunkstore"
+	"github.com/pandastack/pandastack/internal/lib/blob"
+	"github.com/pandastack/pandastack/internal/lib/blob/blobtest"
 )
 
 // Content shared with a local snapshot is read from its files, and only the rest from the store.

@@ -10,8 +10,8 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/pandastack/pandastack/internal/host/blob"
 	"github.com/pandastack/pandastack/internal/host/chunkstore/cache"
+	"github.com/pandastack/pandastack/internal/lib/blob"
 )
 
 // Reader reads the files of one manifest. It is a Source.

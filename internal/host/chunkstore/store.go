@@ -11,7 +11,8 @@ import (
 	"runtime"
 	"time"
 
-	"github.com/pandastack/pandastack/internal/host/blob"
+	"github.com/pandastack/pandastack/internal/lib/blob"
+	"github.com/pandastack/pandastack/internal/lib/keyring"
 )
 
 // Config configures a Store. The zero value has working defaults.
@@ -34,7 +35,7 @@ type Config struct {
 type Store struct {
 	cfg     Config
 	objects blob.Store
-	ring    *Keyring
+	ring    *keyring.Keyring
 	codec   codec
 	hedge   hedge // of parts of chunks
 	buffers bufferPool
@@ -42,7 +43,7 @@ type Store struct {
 }
 
 // New makes a Store over an object store, which stays the caller's.
-func New(store blob.Store, ring *Keyring, cfg Config) (*Store, error) {
+func New(store blob.Store, ring *keyring.Keyring, cfg Config) (*Store, error) {
 	c, err := newCodec()
 	if err != nil {
 		return nil, fmt.Errorf("create chunk store: %w", err)
@@ -64,7 +65,7 @@ func (s *Store) Close() error {
 	return nil
 }
 
-func (s *Store) keys(tenant Tenant) *keys { return s.ring.keys(s.ring.tag(tenant)) }
+func (s *Store) keys(tenant Tenant) *keys { return newKeys(s.ring, tagOf(s.ring, tenant)) }
 
 // isPermanent reports whether a retry cannot help against an error.
 func isPermanent(err error) bool {

@@ -21,13 +21,14 @@ import (
 	"github.com/pandastack/pandastack/internal/control/guestdial"
 	"github.com/pandastack/pandastack/internal/host/agent"
 	"github.com/pandastack/pandastack/internal/host/bake"
-	"github.com/pandastack/pandastack/internal/host/blob/blobtest"
 	"github.com/pandastack/pandastack/internal/host/chunkstore"
 	"github.com/pandastack/pandastack/internal/host/chunkstore/cache"
 	"github.com/pandastack/pandastack/internal/host/machine"
 	"github.com/pandastack/pandastack/internal/host/probe"
 	"github.com/pandastack/pandastack/internal/host/probe/probetest"
 	"github.com/pandastack/pandastack/internal/integrationtest"
+	"github.com/pandastack/pandastack/internal/lib/blob/blobtest"
+	"github.com/pandastack/pandastack/internal/lib/keyring"
 	"github.com/pandastack/pandastack/internal/os/disk"
 	"github.com/pandastack/pandastack/internal/os/jail"
 	"github.com/pandastack/pandastack/internal/vmm"
@@ -117,7 +118,7 @@ func newTestHost(t *testing.T, name string, program fctest.Program, store *blobt
 	s.jail, err = jail.New(jail.Config{Hierarchy: layout, Prefix: name, ProgramsDir: trees})
 	s.must(err)
 	t.Cleanup(func() { s.must(s.jail.Close()) })
-	ring, err := chunkstore.NewKeyring(bytes.Repeat([]byte{1}, 32))
+	ring, err := keyring.New(bytes.Repeat([]byte{1}, 32))
 	s.must(err)
 	vault, err := chunkstore.New(store, ring, chunkstore.Config{RetryDelay: time.Millisecond, ReadTimeout: time.Second})
 	s.must(err)

@@ -9,8 +9,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/pandastack/pandastack/internal/host/blob/blobtest"
 	"github.com/pandastack/pandastack/internal/host/chunkstore"
+	"github.com/pandastack/pandastack/internal/lib/blob/blobtest"
 	"github.com/pandastack/pandastack/internal/vmm"
 )
 

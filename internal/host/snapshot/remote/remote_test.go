@@ -11,12 +11,13 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/pandastack/pandastack/internal/host/blob"
-	"github.com/pandastack/pandastack/internal/host/blob/blobtest"
 	"github.com/pandastack/pandastack/internal/host/chunkstore"
 	"github.com/pandastack/pandastack/internal/host/chunkstore/cache"
 	"github.com/pandastack/pandastack/internal/host/snapshot"
 	"github.com/pandastack/pandastack/internal/host/snapshot/remote"
+	"github.com/pandastack/pandastack/internal/lib/blob"
+	"github.com/pandastack/pandastack/internal/lib/blob/blobtest"
+	"github.com/pandastack/pandastack/internal/lib/keyring"
 	"github.com/pandastack/pandastack/internal/vmm"
 )
 
@@ -32,7 +33,7 @@ type host struct {
 func newHost(t *testing.T, objects blob.Store) *host {
 	t.Helper()
 	h := &host{t: t, dir: t.TempDir()}
-	ring, err := chunkstore.NewKeyring(bytes.Repeat([]byte{1}, 32))
+	ring, err := keyring.New(bytes.Repeat([]byte{1}, 32))
 	h.must(err)
 	h.chunks, err = chunkstore.New(
 		objects,

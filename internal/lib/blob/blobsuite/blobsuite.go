@@ -13,8 +13,8 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"github.com/pandastack/pandastack/internal/host/blob"
-	"github.com/pandastack/pandastack/internal/host/blob/blobtest"
+	"github.com/pandastack/pandastack/internal/lib/blob"
+	"github.com/pandastack/pandastack/internal/lib/blob/blobtest"
 )
 
 // Run tests a store against the contract of blob.Store. open returns an empty store for each test and closes

@@ -6,7 +6,7 @@ import (
 	"io"
 	"sync"
 
-	"github.com/pandastack/pandastack/internal/host/blob"
+	"github.com/pandastack/pandastack/internal/lib/blob"
 )
 
 // Call is one request to a Faulty store.

@@ -12,7 +12,7 @@ import (
 	"io"
 	"math/rand/v2"
 
-	"github.com/pandastack/pandastack/internal/host/blob"
+	"github.com/pandastack/pandastack/internal/lib/blob"
 )
 
 // TB is the part of testing.TB that the helpers need.

@@ -15,9 +15,9 @@ import (
 	"github.com/johannesboyne/gofakes3"
 	"github.com/johannesboyne/gofakes3/backend/s3mem"
 
-	"github.com/pandastack/pandastack/internal/host/blob"
-	"github.com/pandastack/pandastack/internal/host/blob/blobsuite"
-	"github.com/pandastack/pandastack/internal/host/blob/blobtest"
+	"github.com/pandastack/pandastack/internal/lib/blob"
+	"github.com/pandastack/pandastack/internal/lib/blob/blobsuite"
+	"github.com/pandastack/pandastack/internal/lib/blob/blobtest"
 )
 
 func open(t *testing.T, url string, opt blob.Options) blob.Store {

@@ -7,7 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/pandastack/pandastack/internal/host/blob"
+	"github.com/pandastack/pandastack/internal/lib/blob"
 )
 
 // Shaped is a store behind a simulated network link, and counts requests and bytes. Every request waits for

@@ -20,8 +20,8 @@ import (
 
 	"github.com/Azure/azure-sdk-for-go/sdk/storage/azblob/container"
 
-	"github.com/pandastack/pandastack/internal/host/blob"
-	"github.com/pandastack/pandastack/internal/host/blob/blobsuite"
+	"github.com/pandastack/pandastack/internal/lib/blob"
+	"github.com/pandastack/pandastack/internal/lib/blob/blobsuite"
 )
 
 // Servers that implement the services' interfaces, built or installed for these tests.

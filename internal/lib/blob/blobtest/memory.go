@@ -11,7 +11,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/pandastack/pandastack/internal/host/blob"
+	"github.com/pandastack/pandastack/internal/lib/blob"
 )
 
 // MemoryStore is a store in memory. Tests can make its objects older.
