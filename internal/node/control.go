@@ -183,6 +183,7 @@ func (n *node) handler(f services) (http.Handler, error) {
 	}
 	ports := proxy.New(proxy.Config{
 		Resolver:    proxy.NewSandboxResolver(f.sandboxes, rules),
+		Limits:      access.NewPortLimits(access.PortConfig{PortRate: limits.Port, AddressRate: limits.PortAddress}),
 		HideHeaders: e2b.HiddenHeaders(),
 		IsKey:       e2b.IsKey,
 		Log:         n.Log,

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
@@ -14,6 +15,37 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/hostapi/hosttest"
 	"github.com/pandastack/pandastack/internal/ingress/proxy"
 )
+
+// TestRatesOfPorts checks that the settings of a node limit the requests to ports.
+func TestRatesOfPorts(t *testing.T) {
+	for _, setting := range []string{"PANDASTACK_RATE_LIMIT_PORT_PER_S", "PANDASTACK_RATE_LIMIT_PORT_ADDRESS_PER_S"} {
+		n := newNode(t, setting+"=1")
+		host := hosttest.New()
+		t.Cleanup(host.Close)
+		t.Cleanup(func() {
+			if err := n.undo.UnwindWithin(context.WithoutCancel(t.Context()), time.Minute); err != nil {
+				t.Error(err)
+			}
+		})
+		handler, _, err := n.control(t.Context(), host)
+		if err != nil {
+			t.Fatal(err)
+		}
+		statuses := map[int]int{}
+		for range 500 { // slower requests than one a second would pass
+			r := httptest.NewRequest(http.MethodGet, "http://49983-sbxa.localhost/health", nil)
+			w := httptest.NewRecorder()
+			handler.ServeHTTP(w, r)
+			if statuses[w.Code]++; w.Code == http.StatusTooManyRequests {
+				break
+			}
+		}
+		if statuses[http.StatusTooManyRequests] != 1 || statuses[http.StatusBadGateway] < 2 || len(statuses) != 2 {
+			t.Errorf("%s=1: responses by status: %v; want some of 502 for an unknown sandbox, then 429",
+				setting, statuses)
+		}
+	}
+}
 
 // TestServe sends odd requests to the listener of a node over a simulated host: none is answered in another form than
 // the documented one.

@@ -85,13 +85,18 @@ func (loopback) DialPort(ctx context.Context, port uint16) (net.Conn, error) {
 // oneSandbox resolves every host name of a sandbox to the loopback guest.
 type oneSandbox struct{}
 
-// Resolve implements proxy.Resolver.
-func (oneSandbox) Resolve(r *http.Request) (proxy.Route, error) {
+// Address implements proxy.Resolver.
+func (oneSandbox) Address(r *http.Request) (proxy.Address, error) {
 	a, ok, err := proxy.AddressOfHost(r)
 	if !ok {
-		return proxy.Route{}, proxy.ErrNoRoute
+		return proxy.Address{}, proxy.ErrNoRoute
 	}
-	return proxy.Route{Address: a, Sandbox: api.Sandbox{ID: "sbxdev", Generation: 1}, Guest: loopback{}}, err
+	return a, err
+}
+
+// Open implements proxy.Resolver.
+func (oneSandbox) Open(_ *http.Request, a proxy.Address) (proxy.Route, error) {
+	return proxy.Route{Address: a, Sandbox: api.Sandbox{ID: "sbxdev", Generation: 1}, Guest: loopback{}}, nil
 }
 
 // TestDevServers checks that unconfigured development servers work through the proxy, pages and sockets, although they

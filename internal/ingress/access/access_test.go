@@ -123,6 +123,60 @@ func TestRateOfAddresses(t *testing.T) {
 	})
 }
 
+// TestRateOfPorts checks the limits of ports: one port does not take the rate of another, and one client not that of
+// others.
+func TestRateOfPorts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		admitted := func(l *access.PortLimits, from, sandbox string, port uint16) (n int, last http.Header) {
+			for range 50 {
+				w := httptest.NewRecorder()
+				err := l.Admit(w, request(from), sandbox, port)
+				if err == nil && len(w.Header()) > 0 {
+					t.Errorf("an admitted request has the headers %v of the node, want none", w.Header())
+				}
+				if err == nil {
+					n++
+				} else if last = w.Header(); api.CodeOf(err) != api.RateLimited {
+					t.Errorf("a refused request: %v, want rate_limited", err)
+				}
+			}
+			return n, last
+		}
+		perPort := access.NewPortLimits(access.PortConfig{PortRate: 5})
+		for _, tt := range []struct {
+			from, sandbox string
+			port          uint16
+			want          int
+		}{
+			{"192.0.2.1:1", "a", 80, 10}, {"192.0.2.2:1", "a", 80, 0}, {"192.0.2.1:1", "a", 81, 10},
+			{"192.0.2.1:1", "b", 80, 10},
+		} {
+			if n, _ := admitted(perPort, tt.from, tt.sandbox, tt.port); n != tt.want {
+				t.Errorf("%s to port %d of %s: %d requests admitted, want %d", tt.from, tt.port, tt.sandbox, n, tt.want)
+			}
+		}
+		perAddress := access.NewPortLimits(access.PortConfig{AddressRate: 5})
+		n, header := admitted(perAddress, "192.0.2.1:1", "a", 80)
+		if n != 10 || header.Get("Retry-After") != "1" || header.Get("RateLimit-Limit") != "10" ||
+			header.Get("RateLimit-Remaining") != "0" || header.Get("RateLimit-Reset") != "2" {
+			t.Errorf("one address: %d requests admitted, then %v; want 10", n, header)
+		}
+		if n, _ := admitted(perAddress, "192.0.2.1:2", "b", 81); n != 0 {
+			t.Errorf("the same address at another sandbox: %d requests admitted, want 0", n)
+		}
+		if n, _ := admitted(perAddress, "192.0.2.2:1", "a", 80); n != 10 {
+			t.Errorf("another address: %d requests admitted, want 10", n)
+		}
+		if n, _ := admitted(access.NewPortLimits(access.PortConfig{}), "192.0.2.1:1", "a", 80); n != 50 {
+			t.Errorf("without limits: %d requests admitted, want all", n)
+		}
+		<-time.After(2 * time.Second)
+		if n, _ := admitted(perPort, "192.0.2.2:1", "a", 80); n != 10 {
+			t.Errorf("two seconds later: %d requests admitted, want 10", n)
+		}
+	})
+}
+
 // TestFailedAuthentication checks that an address cannot guess for ever, and that a key in use works there.
 func TestFailedAuthentication(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -2,6 +2,7 @@ package access
 
 import (
 	"context"
+	"fmt"
 	"net/http"
 	"net/netip"
 	"strconv"
@@ -101,6 +102,39 @@ func (g *Guard) failed(r *http.Request, err error) error {
 
 // Failed counts a failed authentication by other means than a key: a token of a sandbox or a signature.
 func (g *Guard) Failed(r *http.Request) { _ = g.failed(r, nil) }
+
+// PortConfig are the limits of PortLimits. 0 is unlimited.
+type PortConfig struct {
+	PortRate    int // requests a second to one port of one sandbox
+	AddressRate int // requests a second of one address to all ports
+}
+
+// PortLimits limits the requests to ports of sandboxes, whether programs or this node serve the ports.
+type PortLimits struct {
+	perPort, perAddress *limits
+}
+
+// NewPortLimits returns limits of ports.
+func NewPortLimits(cfg PortConfig) *PortLimits {
+	return &PortLimits{
+		perPort:    newLimits(float64(cfg.PortRate), cfg.PortRate*burst),
+		perAddress: newLimits(float64(cfg.AddressRate), cfg.AddressRate*burst),
+	}
+}
+
+// Admit returns an error with the code rate_limited if a request to a port is over a limit.
+//
+// It then sets the headers RateLimit-* and Retry-After. Other responses have none of them: they are the program's.
+func (l *PortLimits) Admit(w http.ResponseWriter, r *http.Request, sandbox string, port uint16) error {
+	from := AddressOf(r)
+	if q := l.perAddress.take(nameOf(from), 1); !q.ok {
+		return refuse(w, q, "requests to ports from the address "+from.String())
+	}
+	if q := l.perPort.take(sandbox+":"+strconv.Itoa(int(port)), 1); !q.ok {
+		return refuse(w, q, fmt.Sprintf("requests to port %d of %s", port, sandbox))
+	}
+	return nil
+}
 
 // show sets the headers of a quota.
 func (q quota) show(h http.Header) {

@@ -8,8 +8,9 @@
 // sandbox exists and wakes it. Rules of other protocols (E2B's tokens and headers, services on reserved ports) come in
 // as Policy, Addresser and Service.
 //
-// Invariants. A request looks its sandbox up once. Connections are pooled by sandbox, generation and port, so that none
-// outlives a restore. A private sandbox is woken by nothing that may not reach it.
+// Invariants. A request is counted by the limiter before anything else is done for it, and looks its sandbox up once.
+// Connections are pooled by sandbox, generation and port, so that none outlives a restore. A private sandbox is woken
+// by nothing that may not reach it.
 //
 // All requests may run at once.
 package proxy
@@ -37,6 +38,7 @@ import (
 // Config configures a Proxy.
 type Config struct {
 	Resolver    Resolver // nil: Middleware passes everything on
+	Limits      Limiter  // of the requests that Middleware serves; nil: there are none
 	HideHeaders []string // that programs never see: addresses and credentials of other protocols
 	// IsKey reports whether a text has the form of a key of the API. Programs never see one in a header or a query.
 	// nil: no text has.
@@ -109,24 +111,32 @@ func (p *Proxy) Middleware(next http.Handler) http.Handler {
 		return next
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		rt, err := p.cfg.Resolver.Resolve(r)
+		a, err := p.cfg.Resolver.Address(r)
+		switch {
+		case errors.Is(err, ErrNoRoute):
+			next.ServeHTTP(w, r)
+			return
+		case err != nil:
+			writeError(w, r, http.StatusBadRequest, errorBody{Message: err.Error()})
+			return
+		}
+		if p.cfg.Limits != nil {
+			if err := p.cfg.Limits.Admit(w, r, a.Sandbox, a.Port); err != nil {
+				writeRefusal(w, r, a, err)
+				return
+			}
+		}
+		rt, err := p.cfg.Resolver.Open(r, a)
 		switch {
 		case err == nil:
 			p.serve(w, r, rt)
-		case errors.Is(err, ErrNoRoute):
-			next.ServeHTTP(w, r)
-		case errors.Is(err, ErrMalformed):
-			writeError(w, r, http.StatusBadRequest, errorBody{Message: err.Error()})
 		case isRefusal(err):
-			writeError(w, r, api.AsError(err).Code.Info().Status,
-				errorBody{Sandbox: rt.Address.Sandbox, Message: err.Error()})
+			writeRefusal(w, r, a, err)
 		default:
 			if !errors.Is(err, ErrNotFound) {
-				p.cfg.Log.Error("sandbox could not be opened for a request", "sandbox", rt.Address.Sandbox, "err", err)
+				p.cfg.Log.Error("sandbox could not be opened for a request", "sandbox", a.Sandbox, "err", err)
 			}
-			b := errorBody{
-				Sandbox: rt.Address.Sandbox, Message: "The sandbox was not found", ErrorCode: api.NotFound,
-			}
+			b := errorBody{Sandbox: a.Sandbox, Message: "The sandbox was not found", ErrorCode: api.NotFound}
 			if !errors.Is(err, ErrNotFound) {
 				b.ErrorCode = api.Unavailable
 			}
@@ -139,6 +149,12 @@ func (p *Proxy) Middleware(next http.Handler) http.Handler {
 func isRefusal(err error) bool {
 	code := api.CodeOf(err)
 	return code == api.WorkspaceSuspended || code == api.QuotaExceeded
+}
+
+// writeRefusal sends a refusal with its own code.
+func writeRefusal(w http.ResponseWriter, r *http.Request, a Address, err error) {
+	e := api.AsError(err)
+	writeError(w, r, e.Code.Info().Status, errorBody{Sandbox: a.Sandbox, Message: e.Message, ErrorCode: e.Code})
 }
 
 func (p *Proxy) serve(w http.ResponseWriter, r *http.Request, rt Route) {

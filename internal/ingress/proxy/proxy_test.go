@@ -111,6 +111,13 @@ func (s *sandboxes) SetLifecycle(
 	return api.Lifecycle{}, nil
 }
 
+// opened returns how often a sandbox was opened.
+func (s *sandboxes) opened() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.opens
+}
+
 // change replaces the sandbox with the given id.
 func (s *sandboxes) change(id string, by func(*running)) {
 	s.mu.Lock()
@@ -186,6 +193,11 @@ func (p *previews) Use(ctx context.Context, id string, expires time.Time) (conte
 
 func newFixture(t *testing.T, inside http.Handler) *fixture {
 	t.Helper()
+	return newLimitedFixture(t, inside, nil)
+}
+
+func newLimitedFixture(t *testing.T, inside http.Handler, limits proxy.Limiter) *fixture {
+	t.Helper()
 	program := httptest.NewServer(inside)
 	t.Cleanup(program.Close)
 	w := &fixture{
@@ -203,6 +215,7 @@ func newFixture(t *testing.T, inside http.Handler) *fixture {
 			Previews:   w.previews,
 			Opened:     func(*http.Request, proxy.Preview) { w.opened.add() },
 		}),
+		Limits:      limits,
 		HideHeaders: []string{trafficHeader},
 		IsKey:       func(text string) bool { return strings.HasPrefix(text, "key_") },
 		Log:         slog.New(slog.DiscardHandler),
@@ -277,6 +290,55 @@ func echoRequest(w http.ResponseWriter, r *http.Request) {
 }
 
 // TestTLSInside checks that TLS ports are reached by TLS, HTTP/1.1 and HTTP/2, with any certificate.
+// ration is a proxy.Limiter that admits a number of requests to each port.
+type ration struct {
+	mu   sync.Mutex
+	left map[string]int // by sandbox and port
+}
+
+func (l *ration) Admit(w http.ResponseWriter, _ *http.Request, sandbox string, port uint16) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	name := fmt.Sprintf("%s:%d", sandbox, port)
+	if l.left[name]--; l.left[name] < 0 {
+		w.Header().Set("Retry-After", "7")
+		return api.Errorf(api.RateLimited, "too many requests to port %d", port)
+	}
+	return nil
+}
+
+// TestLimits checks that requests to ports, services and sandboxes that do not exist are counted, that a refused one
+// opens nothing, and that those for the API are not counted.
+func TestLimits(t *testing.T) {
+	w := newLimitedFixture(t, http.HandlerFunc(echoRequest), &ration{left: map[string]int{
+		"sbxa:3000": 1, "sbxa:49983": 1, "gone:80": 1,
+	}})
+	for host, want := range map[string]int{
+		"3000-sbxa.localhost": http.StatusOK, "49983-sbxa.localhost": http.StatusOK,
+		"80-gone.localhost": http.StatusBadGateway,
+	} {
+		if status, text := w.get(t, host, "/"); status != want {
+			t.Errorf("the first request to %s: got %d %s, want %d", host, status, text, want)
+		}
+		opens := w.boxes.opened()
+		status, text := w.get(t, host, "/")
+		if status != http.StatusTooManyRequests || !strings.Contains(text, `"error_code":"rate_limited"`) ||
+			!strings.Contains(text, `"retryable":true`) {
+			t.Errorf("a request to %s over the limit: got %d %s, want 429 rate_limited", host, status, text)
+		}
+		if w.boxes.opened() != opens {
+			t.Errorf("a request to %s over the limit opened the sandbox", host)
+		}
+	}
+	status, text := w.get(t, "localhost", "/", "Test-Sandbox", "sbxa")
+	if status != http.StatusTooManyRequests {
+		t.Errorf("a request with the address in a header: got %d %s, want 429", status, text)
+	}
+	if status, text := w.get(t, "localhost", "/v1"); status != http.StatusOK || text != "api" {
+		t.Errorf("a request to the API: got %d %s", status, text)
+	}
+}
+
 func TestTLSInside(t *testing.T) {
 	for _, h2 := range []bool{false, true} {
 		w := newFixture(t, http.HandlerFunc(echoRequest))

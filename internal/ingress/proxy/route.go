@@ -18,13 +18,21 @@ var (
 
 // Resolver finds the route of a request. All requests may resolve at once.
 type Resolver interface {
-	// Resolve returns the route that serves r. It wakes a sandbox if r may wake it; many requests that wait for one
-	// sandbox wake it once.
+	// Address returns the port that r names. The error wraps ErrNoRoute if r is for no target of the resolver, and
+	// ErrMalformed if r names its target wrongly.
+	Address(r *http.Request) (Address, error)
+	// Open returns the route to the port that Address returned for r. It wakes a sandbox if r may wake it; many
+	// requests that wait for one sandbox wake it once.
 	//
-	// The error wraps ErrNoRoute if r is for no target of the resolver, ErrMalformed if r names its target wrongly, and
-	// ErrNotFound if the target does not exist, or sleeps and r may not wake it. With the latter two the route
-	// carries the address alone.
-	Resolve(r *http.Request) (Route, error)
+	// The error wraps ErrNotFound if the target does not exist, or sleeps and r may not wake it.
+	Open(r *http.Request, a Address) (Route, error)
+}
+
+// Limiter bounds the requests to ports; *access.PortLimits does.
+type Limiter interface {
+	// Admit returns an error with the code rate_limited if the client of r, or all clients of the port together, made
+	// too many requests lately. It then has set the headers that say when to retry.
+	Admit(w http.ResponseWriter, r *http.Request, sandbox string, port uint16) error
 }
 
 // Route is a port of a running sandbox, as one request found it.

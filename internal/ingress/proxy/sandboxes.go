@@ -58,14 +58,10 @@ func NewSandboxResolver(sandboxes Sandboxes, cfg SandboxConfig) *SandboxResolver
 // errAsleep is why a request did not wake a sandbox.
 var errAsleep = errors.New("the sandbox sleeps, and this request does not wake it")
 
-// Resolve implements Resolver. A private sandbox is woken only by a request that may reach the port.
-func (s *SandboxResolver) Resolve(r *http.Request) (Route, error) {
-	a, err := s.address(r)
-	if err != nil {
-		return Route{Address: a}, err
-	}
+// Open implements Resolver. A private sandbox is woken only by a request that may reach the port.
+func (s *SandboxResolver) Open(r *http.Request, a Address) (rt Route, err error) {
 	id := api.SandboxID(a.Sandbox)
-	rt := Route{
+	rt = Route{
 		Address: a,
 		Service: s.cfg.Services[a.Port],
 		access: access{
@@ -90,12 +86,13 @@ func (s *SandboxResolver) Resolve(r *http.Request) (Route, error) {
 		err = s.limit(r.Context(), owner, rt.Sandbox)
 	}
 	if err != nil {
-		return Route{Address: a}, notFound(err)
+		return Route{}, notFound(err)
 	}
 	return rt, nil
 }
 
-func (s *SandboxResolver) address(r *http.Request) (Address, error) {
+// Address implements Resolver.
+func (s *SandboxResolver) Address(r *http.Request) (Address, error) {
 	for _, of := range s.cfg.Addressers {
 		if a, ok, err := of(r); ok {
 			return a, err

@@ -62,10 +62,12 @@ type TrustedProxies struct {
 	Header   string `yaml:"header" default:"x-forwarded-for"`
 }
 
-// RateLimit bounds the requests to the APIs. Ports of sandboxes are not bounded by it.
+// RateLimit bounds the requests to the APIs and to ports of sandboxes.
 type RateLimit struct {
 	Key               int `yaml:"key_per_s" default:"1000"`
 	Address           int `yaml:"address_per_s" default:"2000"`
+	Port              int `yaml:"port_per_s" default:"5000"`
+	PortAddress       int `yaml:"port_address_per_s" default:"5000"`
 	FailuresPerMinute int `yaml:"failures_per_min" default:"30"`
 }
 

@@ -27,6 +27,10 @@ var settingDocs = map[string]string{
 	"rate_limit.address_per_s": "Requests a second to the APIs from one address (IPv6: one /64 network), and twice " +
 		"as many " +
 		"at once; 0 is unlimited.",
+	"rate_limit.port_per_s": "Requests a second to one port of one sandbox, from all clients, and twice as many at " +
+		"once; what a stream or a WebSocket carries is not counted. 0 is unlimited.",
+	"rate_limit.port_address_per_s": "Requests a second to ports of sandboxes, with E2B's agent and code " +
+		"interpreter, from one address (IPv6: one /64 network), and twice as many at once; 0 is unlimited.",
 	"rate_limit.failures_per_min": "Failed authentications a minute from one address. " +
 		"After that only keys that were used lately work from there; 0 is unlimited.",
 

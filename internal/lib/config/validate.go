@@ -133,6 +133,8 @@ func (n *Node) validateAccess(
 	oneOf("trusted_proxies.header", n.TrustedProxies.Header, "x-forwarded-for", "forwarded")
 	atLeast("rate_limit.key_per_s", n.RateLimit.Key, 0)
 	atLeast("rate_limit.address_per_s", n.RateLimit.Address, 0)
+	atLeast("rate_limit.port_per_s", n.RateLimit.Port, 0)
+	atLeast("rate_limit.port_address_per_s", n.RateLimit.PortAddress, 0)
 	atLeast("rate_limit.failures_per_min", n.RateLimit.FailuresPerMinute, 0)
 	atLeast("audit.entries_per_s", n.Audit.Rate, 0)
 	atLeast("audit.max_entries", n.Audit.MaxEntries, 0)
