@@ -68,6 +68,7 @@ func (h *Host) Kill(id hostapi.MachineID, reason string) {
 	m.stopGuest(hostapi.Failed)
 	m.Reason = reason
 	if !m.Persistent {
+		h.detachAll(m)
 		m.removed = true
 		delete(h.machines, id)
 	}
@@ -147,6 +148,8 @@ var readOnlyOps = []string{
 	"snapshots",
 	"templates",
 	"images",
+	"getvolume",
+	"volumes",
 	"capacity",
 	"events",
 }

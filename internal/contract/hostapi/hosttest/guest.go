@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -42,6 +43,8 @@ type guestState struct {
 	home  string
 	env   map[string]string
 	files map[string]file
+
+	readOnly []string // mount points
 }
 
 func (in *guestState) copy(host string, env map[string]string) *guestState {
@@ -50,7 +53,8 @@ func (in *guestState) copy(host string, env map[string]string) *guestState {
 	if host == "" {
 		host = in.host
 	}
-	return &guestState{host: host, user: in.user, home: in.home, env: maps.Clone(env), files: copyFiles(in.files)}
+	return &guestState{host: host, user: in.user, home: in.home, env: maps.Clone(env), files: copyFiles(in.files),
+		readOnly: slices.Clone(in.readOnly)}
 }
 
 // writeFiles writes the files of an identity.
@@ -134,6 +138,16 @@ func (g *guest) info(p string, f file) guestapi.FileInfo {
 	}
 	return guestapi.FileInfo{Path: p, Name: path.Base(p), Kind: kind, Size: int64(len(f.data)), Mode: f.mode,
 		UID: 1000, GID: 1000, User: g.user, Group: g.user, Modified: f.at}
+}
+
+// writable reports whether p is on no volume that is mounted read-only, with g.mu held.
+func (g *guest) writable(p string) error {
+	for _, dir := range g.readOnly {
+		if p == dir || strings.HasPrefix(p, dir+"/") {
+			return fmt.Errorf("%s: read-only file system: %w", p, guestapi.ErrPermission)
+		}
+	}
+	return nil
 }
 
 func missing(p string) error { return fmt.Errorf("%s: %w", p, guestapi.ErrNotFound) }
@@ -236,6 +250,9 @@ func (g *guest) Write(
 		if ok && f.dir {
 			return fmt.Errorf("%s: %w", p, guestapi.ErrIsDir)
 		}
+		if err := g.writable(p); err != nil {
+			return err
+		}
 		mode := cmp.Or(opt.Mode, f.mode, 0o644)
 		g.files[p] = file{data: data, mode: mode, at: time.Now()}
 		info = g.info(p, g.files[p])
@@ -252,6 +269,9 @@ func (g *guest) Move(ctx context.Context, from, to, user string) (info guestapi.
 	err = g.withPath(ctx, from, func(p string, f file, ok bool) error {
 		if !ok {
 			return missing(p)
+		}
+		if err := errors.Join(g.writable(p), g.writable(to)); err != nil {
+			return err
 		}
 		for _, k := range slices.Collect(maps.Keys(g.files)) {
 			if k == p || strings.HasPrefix(k, p+"/") {
@@ -271,6 +291,9 @@ func (g *guest) Remove(ctx context.Context, p, user string, recursive bool) erro
 	return g.withPath(ctx, p, func(p string, f file, ok bool) error {
 		if !ok {
 			return missing(p)
+		}
+		if err := g.writable(p); err != nil {
+			return err
 		}
 		var doomed []string
 		for k := range g.files {
@@ -293,6 +316,9 @@ func (g *guest) MakeDir(ctx context.Context, p, user string) (info guestapi.File
 	err = g.withPath(ctx, p, func(p string, f file, ok bool) error {
 		if ok {
 			return fmt.Errorf("%s: %w", p, guestapi.ErrExists)
+		}
+		if err := g.writable(p); err != nil {
+			return err
 		}
 		g.files[p] = file{dir: true, mode: 0o755, at: time.Now()}
 		info = g.info(p, g.files[p])

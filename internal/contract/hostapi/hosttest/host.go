@@ -39,6 +39,8 @@ type Host struct {
 	templates      map[hostapi.TemplateName]hostapi.Template
 	publishedState map[hostapi.TemplateName]*guestState // of published templates
 	images         map[hostapi.ImageID]image
+	volumes        map[hostapi.VolumeID]*volume
+	busyVolumes    map[hostapi.VolumeID]bool
 	objects        *Objects           // nil: none
 	failing        map[string][]error // errors of the next calls, which have no effect
 	failingAfter   map[string][]error // errors of the next calls, which have their effect
@@ -67,9 +69,11 @@ type machine struct {
 
 type snapshot struct {
 	hostapi.Snapshot
-	disks []hostapi.DataDisk
-	files map[string]file
-	env   map[string]string
+	disks    []hostapi.DataDisk
+	volumes  []hostapi.AttachedVolume
+	readOnly []string // mount points
+	files    map[string]file
+	env      map[string]string
 }
 
 // SetFormat changes the host's virtual hardware.
@@ -102,6 +106,8 @@ func New() *Host {
 		templates:      map[hostapi.TemplateName]hostapi.Template{},
 		publishedState: map[hostapi.TemplateName]*guestState{},
 		images:         map[hostapi.ImageID]image{},
+		volumes:        map[hostapi.VolumeID]*volume{},
+		busyVolumes:    map[hostapi.VolumeID]bool{},
 		failing:        map[string][]error{},
 		failingAfter:   map[string][]error{},
 		subscribers:    map[int]chan hostapi.Event{},
@@ -157,6 +163,7 @@ func (h *Host) create(req hostapi.Create) (hostapi.Machine, error) {
 		Phases: []hostapi.Phase{{Name: "disk", Took: time.Millisecond}, {Name: "restore", Took: 41 * time.Millisecond}},
 	}}
 	files, env := map[string]file{}, maps.Clone(req.Env)
+	var readOnly []string
 	if req.Snapshot != "" {
 		s, ok := h.snapshots[req.Snapshot]
 		if !ok {
@@ -164,6 +171,7 @@ func (h *Host) create(req hostapi.Create) (hostapi.Machine, error) {
 		}
 		m.Snapshot, m.Template = s.ID, s.Template
 		m.VCPUs, m.MemoryMiB, m.DiskMiB, m.Disks = s.VCPUs, s.MemoryMiB, s.DiskMiB, s.disks
+		m.Volumes, readOnly = privateVolumes(s.volumes), s.readOnly
 		files = copyFiles(s.files)
 		if env == nil {
 			env = maps.Clone(s.env)
@@ -201,8 +209,12 @@ func (h *Host) create(req hostapi.Create) (hostapi.Machine, error) {
 		)
 	}
 	m.DiskMiB = max(m.DiskMiB, req.DiskMiB)
-	m.state = &guestState{host: string(req.Hostname), env: env, files: files, user: "user", home: "/home/user"}
+	m.state = &guestState{host: string(req.Hostname), env: env, files: files, readOnly: readOnly, user: "user",
+		home: "/home/user"}
 	m.state.writeFiles(req.Files)
+	if err := h.attachAll(m, req.Volumes); err != nil {
+		return hostapi.Machine{}, fmt.Errorf("machine %s: %w", req.ID, err)
+	}
 	h.machines[m.ID] = m
 	h.start(m)
 	return m.Machine, nil
@@ -272,7 +284,7 @@ func (h *Host) forkChild(p *machine, c hostapi.Child) hostapi.ForkResult {
 	}
 	m := &machine{Machine: hostapi.Machine{
 		ID: c.ID, Host: h.id, Template: p.Template, Parent: p.ID, VCPUs: p.VCPUs, MemoryMiB: p.MemoryMiB,
-		DiskMiB: p.DiskMiB, Disks: p.Disks,
+		DiskMiB: p.DiskMiB, Disks: p.Disks, Volumes: privateVolumes(p.Volumes),
 		BootMode: hostapi.BootFork, Boot: 30 * time.Millisecond, Created: time.Now(), Persistent: c.Persistent,
 		Egress: p.Egress, Limits: p.Limits, Group: p.Group, Labels: maps.Clone(c.Labels),
 	}}
@@ -453,6 +465,7 @@ func (h *Host) remove(id hostapi.MachineID) {
 	defer m.op.Unlock()
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	h.detachAll(m)
 	m.stopGuest(hostapi.Failed)
 	m.removed = true
 	delete(h.machines, id)

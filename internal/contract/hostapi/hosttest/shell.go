@@ -146,6 +146,9 @@ func (s *shell) redirected(words []word) int {
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	if err := g.writable(p); err != nil {
+		return 2
+	}
 	f := file{mode: 0o644, at: time.Now(), data: []byte(out)}
 	if appending {
 		f.data = append(slices.Clone(g.files[p].data), out...)

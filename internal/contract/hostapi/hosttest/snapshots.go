@@ -65,7 +65,8 @@ func (h *Host) TakeSnapshot(
 			Labels:    maps.Clone(labels),
 		}
 		in := m.state.copy("", m.state.env)
-		h.snapshots[snap] = &snapshot{Snapshot: taken, disks: m.Disks, files: in.files, env: in.env}
+		h.snapshots[snap] = &snapshot{Snapshot: taken, disks: m.Disks, volumes: m.Volumes, readOnly: in.readOnly,
+			files: in.files, env: in.env}
 		return nil
 	})
 	return taken, err

@@ -14,11 +14,12 @@ import (
 type Objects struct {
 	mu        sync.Mutex
 	snapshots map[string]snapshot // by workspace and id; guarded by mu
+	backups   map[string]backup   // by workspace and id; guarded by mu
 }
 
 // ShareObjects gives hosts one object store. Without one, transfers are ErrUnsupported.
 func ShareObjects(hosts ...*Host) *Objects {
-	o := &Objects{snapshots: map[string]snapshot{}}
+	o := &Objects{snapshots: map[string]snapshot{}, backups: map[string]backup{}}
 	for _, h := range hosts {
 		h.mu.Lock()
 		h.objects = o
@@ -27,9 +28,9 @@ func ShareObjects(hosts ...*Host) *Objects {
 	return o
 }
 
-// transfer runs an operation on a host that has an object store, with both locked.
-func (h *Host) transfer(ctx context.Context, op string, id hostapi.SnapshotID, do func(o *Objects) error) error {
-	return h.runOp(ctx, op, string(id), func() error {
+// withObjects runs an operation on a host that has an object store, with both locked.
+func (h *Host) withObjects(ctx context.Context, op, id string, do func(o *Objects) error) error {
+	return h.runOp(ctx, op, id, func() error {
 		h.mu.Lock()
 		defer h.mu.Unlock()
 		if h.objects == nil {
@@ -47,7 +48,7 @@ func (h *Host) PushSnapshot(
 	workspace string,
 	id hostapi.SnapshotID,
 ) (out hostapi.PushResult, err error) {
-	err = h.transfer(ctx, "pushsnapshot", id, func(o *Objects) error {
+	err = h.withObjects(ctx, "pushsnapshot", string(id), func(o *Objects) error {
 		s, ok := h.snapshots[id]
 		if !ok {
 			return fmt.Errorf("snapshot %s: %w", id, hostapi.ErrNotFound)
@@ -69,7 +70,7 @@ func (h *Host) PullSnapshot(
 	id hostapi.SnapshotID,
 	labels map[string]string,
 ) (out hostapi.PullResult, err error) {
-	err = h.transfer(ctx, "pullsnapshot", id, func(o *Objects) error {
+	err = h.withObjects(ctx, "pullsnapshot", string(id), func(o *Objects) error {
 		if s, here := h.snapshots[id]; here {
 			out = hostapi.PullResult{Snapshot: s.Snapshot}
 			return nil
@@ -101,7 +102,7 @@ func (h *Host) StreamSnapshot(
 
 // DeletePushed implements hostapi.Host.
 func (h *Host) DeletePushed(ctx context.Context, workspace string, id hostapi.SnapshotID) error {
-	return h.transfer(ctx, "deletepushed", id, func(o *Objects) error {
+	return h.withObjects(ctx, "deletepushed", string(id), func(o *Objects) error {
 		delete(o.snapshots, workspace+"/"+string(id))
 		return nil
 	})
