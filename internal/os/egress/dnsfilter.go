@@ -27,7 +27,7 @@ func (r *Resolver) answerFiltered(ctx context.Context, q dns.Question, reply *dn
 		reply.Rcode = dns.RcodeServerFailure
 		return reply
 	}
-	reply.Rcode, reply.Ns = got.Rcode, got.Ns
+	reply.Rcode, reply.Ns = got.Rcode, r.authority(got.Ns)
 	var addrs []netip.Addr
 	shortest := time.Duration(1<<31-1) * time.Second
 	for _, rr := range got.Answer {
@@ -45,24 +45,27 @@ func (r *Resolver) answerFiltered(ctx context.Context, q dns.Question, reply *dn
 		t := rr.Header().Rrtype
 		return t == dns.TypeHTTPS || t == dns.TypeSVCB
 	})
-	return withRecords(reply, records, func(a netip.Addr) bool { return slices.Contains(usable, a) })
+	return r.withRecords(reply, records, func(a netip.Addr) bool { return slices.Contains(usable, a) })
 }
 
 // withRecords adds the records of an upstream reply to reply, without the addresses that are not open and without IPv6.
-// If no address is left, the name does not exist for the guest.
-func withRecords(reply *dns.Msg, records []dns.RR, open func(netip.Addr) bool) *dns.Msg {
+// If no address is left, the name does not exist for the guest. With HidePrivateNames,
+// records that name private hosts remain only as the way to an open address.
+func (r *Resolver) withRecords(reply *dns.Msg, records []dns.RR, open func(netip.Addr) bool) *dns.Msg {
 	removed, left := false, false
 	for _, rr := range records {
+		var hints *[]dns.SVCBKeyValue
 		switch v := rr.(type) {
 		case *dns.AAAA:
 			continue
 		case *dns.HTTPS:
-			if !openHints(v.Value, open) {
-				removed = true
-				continue
-			}
+			hints = &v.Value
 		case *dns.SVCB:
-			if !openHints(v.Value, open) {
+			hints = &v.Value
+		}
+		if hints != nil {
+			var ok bool
+			if *hints, ok = openHints(*hints, open); !ok {
 				removed = true
 				continue
 			}
@@ -79,23 +82,34 @@ func withRecords(reply *dns.Msg, records []dns.RR, open func(netip.Addr) bool) *
 	if removed && !left {
 		reply.Rcode, reply.Answer, reply.Ns = dns.RcodeNameError, nil, nil
 	}
+	if r.HidePrivateNames && !left {
+		reply.Answer = slices.DeleteFunc(reply.Answer, namesPrivate)
+	}
 	return reply
 }
 
-// openHints reports whether the addresses in a service binding are all open.
-func openHints(values []dns.SVCBKeyValue, open func(netip.Addr) bool) bool {
+// openHints returns the values of a service binding without IPv6 addresses, and whether all its other addresses are
+// open. A binding that is of no use without its IPv6 addresses counts as closed.
+func openHints(values []dns.SVCBKeyValue, open func(netip.Addr) bool) ([]dns.SVCBKeyValue, bool) {
+	var kept []dns.SVCBKeyValue
 	for _, v := range values {
-		hints, ok := v.(*dns.SVCBIPv4Hint)
-		if !ok {
+		switch v := v.(type) {
+		case *dns.SVCBIPv6Hint:
 			continue
-		}
-		for _, ip := range hints.Hint {
-			if a, ok := netip.AddrFromSlice(ip); !ok || !open(a.Unmap()) {
-				return false
+		case *dns.SVCBMandatory:
+			if slices.Contains(v.Code, dns.SVCB_IPV6HINT) {
+				return nil, false
+			}
+		case *dns.SVCBIPv4Hint:
+			for _, ip := range v.Hint {
+				if a, ok := netip.AddrFromSlice(ip); !ok || !open(a.Unmap()) {
+					return nil, false
+				}
 			}
 		}
+		kept = append(kept, v)
 	}
-	return true
+	return kept, true
 }
 
 // isOpen reports whether guests can reach an address.

@@ -5,6 +5,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/miekg/dns"
@@ -68,6 +69,109 @@ func TestPrivateAnswersAreWithheld(t *testing.T) {
 				t.Errorf("%s, %s: got code %d and %v, want code %d and types %v",
 					name, row.name, got.Rcode, got.Answer, row.rcode, row.want)
 			}
+		}
+	}
+}
+
+// TestPrivateNamesAreWithheld asks for records that tell of private hosts without an address that the guest cannot
+// reach.
+func TestPrivateNamesAreWithheld(t *testing.T) {
+	zone := map[string][]string{
+		"db.corp.": {`db.corp. 60 IN TXT "secret"`,
+			"db.corp. 60 IN MX 1 mail.corp.",
+			"db.corp. 60 IN A 10.1.2.3"},
+		"open.internal.": {"open.internal. 60 IN CNAME a.internal.",
+			"a.internal. 60 IN A 10.2.0.1"},
+		"_http._tcp.x.lan.": {"_http._tcp.x.lan. 60 IN SRV 0 0 80 host.x.lan."},
+		"example.test.": {"example.test. 60 IN MX 1 mail.internal.",
+			"example.test. 60 IN MX 2 mail.example.test."},
+		"_db._tcp.site.test.":   {"_db._tcp.site.test. 60 IN SRV 0 0 5432 db.corp."},
+		"alias.test.":           {"alias.test. 60 IN CNAME db.corp."},
+		"naptr.test.":           {`naptr.test. 60 IN NAPTR 1 1 "S" "SIP+D2U" "" _sip._udp.voice.corp.`},
+		"7.8.8.8.in-addr.arpa.": {"7.8.8.8.in-addr.arpa. 60 IN PTR secret.corp."},
+		"https.test.":           {`https.test. 60 IN HTTPS 1 svc.internal. alpn="h2"`},
+		"v6.test.":              {`v6.test. 60 IN HTTPS 1 . alpn="h2" ipv6hint="fd00::1"`},
+		"onlyv6.test.":          {`onlyv6.test. 60 IN SVCB 1 . mandatory="ipv6hint" ipv6hint="fd00::1"`},
+		"notprivate.acorp.":     {`notprivate.acorp. 60 IN TXT "public"`},
+		"soa.test.":             {},
+	}
+	r := upstream(t, func(m *dns.Msg) *dns.Msg {
+		reply := records4(m, zone[m.Question[0].Name]...)
+		for _, line := range []string{
+			"test. 60 IN SOA ns.test. root.test. 1 2 3 4 5", "corp. 60 IN SOA ns.corp. root.corp. 1 2 3 4 5",
+			"test. 60 IN NS ns1.test.",
+		} {
+			rr, err := dns.NewRR(line)
+			if err != nil {
+				panic(err)
+			}
+			reply.Ns = append(reply.Ns, rr)
+		}
+		kept := reply.Answer[:0]
+		for _, rr := range reply.Answer {
+			if t := rr.Header().Rrtype; t == m.Question[0].Qtype || t == dns.TypeCNAME {
+				kept = append(kept, rr)
+			}
+		}
+		if m.Question[0].Qtype == dns.TypeA {
+			kept = reply.Answer
+		}
+		reply.Answer = kept
+		return reply
+	})
+	closed := []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}
+	r.Closed = func(a netip.Addr) bool { return closed[0].Contains(a) }
+	if got := r.answer(testContext(t), asked("_http._tcp.x.lan.", dns.TypeSRV), nil); len(got.Answer) != 1 {
+		t.Errorf("a private name that is not to be hidden: got %v, want its record", got.Answer)
+	}
+	r.HidePrivateNames = true
+	for name, names := range map[string]Names{
+		"without rules": nil,
+		"with rules":    NewEnforcer(EnforcerConfig{Closed: closed}, compile(t, Policy{Deny: []string{"evil.test"}})),
+	} {
+		for _, row := range []struct {
+			name  string
+			kind  uint16
+			rcode int
+			want  []string // records, without the header
+		}{
+			{"db.corp.", dns.TypeTXT, dns.RcodeSuccess, nil},
+			{"db.corp.", dns.TypeMX, dns.RcodeSuccess, nil},
+			{"db.corp.", dns.TypeCNAME, dns.RcodeSuccess, nil},
+			{"_http._tcp.x.lan.", dns.TypeSRV, dns.RcodeSuccess, nil},
+			{"example.test.", dns.TypeMX, dns.RcodeSuccess, []string{"2 mail.example.test."}},
+			{"_db._tcp.site.test.", dns.TypeSRV, dns.RcodeSuccess, nil},
+			{"alias.test.", dns.TypeCNAME, dns.RcodeSuccess, nil},
+			{"alias.test.", dns.TypeTXT, dns.RcodeSuccess, nil},
+			{"naptr.test.", dns.TypeNAPTR, dns.RcodeSuccess, nil},
+			{"7.8.8.8.in-addr.arpa.", dns.TypePTR, dns.RcodeSuccess, nil},
+			{"https.test.", dns.TypeHTTPS, dns.RcodeSuccess, nil},
+			{"v6.test.", dns.TypeHTTPS, dns.RcodeSuccess, []string{`1 . alpn="h2"`}},
+			{"onlyv6.test.", dns.TypeSVCB, dns.RcodeNameError, nil},
+			{"v6.test.", dns.TypeIPSECKEY, dns.RcodeRefused, nil},
+			{"notprivate.acorp.", dns.TypeTXT, dns.RcodeSuccess, []string{`"public"`}},
+		} {
+			// Service bindings are never sent under rules for names.
+			if names != nil && (row.kind == dns.TypeHTTPS || row.kind == dns.TypeSVCB) {
+				row.rcode, row.want = dns.RcodeSuccess, nil
+			}
+			got := r.answer(testContext(t), asked(row.name, row.kind), names)
+			var records []string
+			for _, rr := range got.Answer {
+				records = append(records, strings.TrimPrefix(rr.String(), rr.Header().String()))
+			}
+			if got.Rcode != row.rcode || !slices.Equal(records, row.want) {
+				t.Errorf("%s, %s %s: got code %d and %q, want code %d and %q", name, row.name,
+					dns.TypeToString[row.kind], got.Rcode, records, row.rcode, row.want)
+			}
+		}
+		// The way to an address that guests may reach stays whole.
+		if got := r.answer(testContext(t), asked("open.internal.", dns.TypeA), names); len(got.Answer) != 2 {
+			t.Errorf("%s: a private name with an open address: got %v, want its two records", name, got.Answer)
+		}
+		got := r.answer(testContext(t), asked("soa.test.", dns.TypeTXT), names)
+		if len(got.Ns) != 1 || got.Ns[0].Header().Rrtype != dns.TypeSOA || got.Ns[0].Header().Name != "test." {
+			t.Errorf("%s: got the authority section %v, want the public SOA alone", name, got.Ns)
 		}
 	}
 }

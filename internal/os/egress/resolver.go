@@ -32,6 +32,9 @@ type Resolver struct {
 	// Closed reports whether guests cannot reach an address. Such addresses are removed from replies, so that guests do
 	// not learn private names from the host's resolvers. nil: none is removed.
 	Closed func(netip.Addr) bool
+	// HidePrivateNames removes records that belong to a private name or name one, other than the way to an open
+	// address.
+	HidePrivateNames bool
 }
 
 // Names decides which names a guest may resolve, and records the addresses it learned.
@@ -72,9 +75,15 @@ func (r *Resolver) answer(ctx context.Context, m *dns.Msg, names Names) *dns.Msg
 	case dns.TypeANY, dns.TypeAXFR, dns.TypeIXFR, dns.TypeNone, dns.TypeOPT:
 		reply.Rcode = dns.RcodeRefused
 		return reply
+	case dns.TypeAPL, dns.TypeIPSECKEY, dns.TypeAMTRELAY, dns.TypeL32: // addresses that are not filtered here
+		reply.Rcode = dns.RcodeRefused
+		return reply
 	}
 	if r.isClosedReverse(q.Name) {
 		reply.Rcode = dns.RcodeNameError
+		return reply
+	}
+	if r.HidePrivateNames && q.Qtype != dns.TypeA && isPrivateName(q.Name) { // only its addresses matter
 		return reply
 	}
 	if names != nil {
@@ -85,8 +94,8 @@ func (r *Resolver) answer(ctx context.Context, m *dns.Msg, names Names) *dns.Msg
 		reply.Rcode = dns.RcodeServerFailure
 		return reply
 	}
-	reply.Rcode, reply.Ns = got.Rcode, got.Ns
-	return withRecords(reply, got.Answer, r.isOpen)
+	reply.Rcode, reply.Ns = got.Rcode, r.authority(got.Ns)
+	return r.withRecords(reply, got.Answer, r.isOpen)
 }
 
 // ask sends a question upstream, as a new message that contains nothing else of the guest's.

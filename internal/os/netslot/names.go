@@ -35,7 +35,9 @@ func (p *Pool) newResolver() *egress.Resolver {
 	if len(p.cfg.Resolvers) > 0 {
 		upstreams = func() ([]netip.AddrPort, error) { return p.cfg.Resolvers, nil }
 	}
-	return &egress.Resolver{Dial: p.dialFromHost, Upstreams: upstreams, Closed: p.isClosed}
+	return &egress.Resolver{
+		Dial: p.dialFromHost, Upstreams: upstreams, Closed: p.isClosed, HidePrivateNames: len(p.cfg.Allow) == 0,
+	}
 }
 
 // isClosed reports whether guests cannot reach an address.
