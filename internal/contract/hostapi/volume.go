@@ -113,13 +113,27 @@ type VolumeHost interface {
 	DetachVolume(ctx context.Context, id MachineID, volume VolumeID, force bool) (Machine, error)
 
 	// BackupVolume uploads a volume as of this moment. What the object store has of earlier backups of the workspace
-	// is not uploaded again. After an error nothing of it is visible in the store.
-	BackupVolume(ctx context.Context, workspace string, id VolumeID, backup BackupID) (BackupResult, error)
+	// is not uploaded again. After an error nothing of it is visible in the store. The labels are returned by Backups.
+	BackupVolume(
+		ctx context.Context, workspace string, id VolumeID, backup BackupID, labels map[string]string,
+	) (BackupResult, error)
+	// Backups lists the backups of a workspace that the object store has, of any host that shares it.
+	Backups(ctx context.Context, workspace string) ([]Backup, error)
 	// RestoreVolume makes a volume of a backup, of any host that shares the store. From, Machine, Template and Disk
 	// of req are empty. ErrNotFound: there is no such backup.
 	RestoreVolume(ctx context.Context, workspace string, backup BackupID, req CreateVolume) (Volume, error)
 	// DeleteBackup removes a backup from the object store. An unknown id is no error.
 	DeleteBackup(ctx context.Context, workspace string, backup BackupID) error
+}
+
+// Backup is a backup in the object store.
+type Backup struct {
+	ID      BackupID
+	Volume  VolumeID
+	SizeMiB int       // of the volume
+	Moment  time.Time // whose content it has
+	Stored  int64     // bytes that it uses in the store, including those shared with others
+	Labels  map[string]string
 }
 
 // BackupResult is the result of a backup.

@@ -59,8 +59,14 @@ func (*Host) BackupVolume(
 	_ string,
 	_ hostapi.VolumeID,
 	_ hostapi.BackupID,
+	_ map[string]string,
 ) (hostapi.BackupResult, error) {
 	return hostapi.BackupResult{}, errNoVolumes
+}
+
+// Backups implements hostapi.VolumeHost.
+func (*Host) Backups(_ context.Context, _ string) ([]hostapi.Backup, error) {
+	return nil, errNoVolumes
 }
 
 // RestoreVolume implements hostapi.VolumeHost.

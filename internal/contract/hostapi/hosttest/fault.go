@@ -150,6 +150,7 @@ var readOnlyOps = []string{
 	"images",
 	"getvolume",
 	"volumes",
+	"backups",
 	"capacity",
 	"events",
 }

@@ -390,8 +390,8 @@ func (h *Host) DetachVolume(
 
 // backup is a backup of a volume in the object store.
 type backup struct {
-	files   map[string]file
-	sizeMiB int
+	hostapi.Backup
+	files map[string]file
 }
 
 // BackupVolume implements hostapi.VolumeHost.
@@ -400,22 +400,39 @@ func (h *Host) BackupVolume(
 	workspace string,
 	id hostapi.VolumeID,
 	name hostapi.BackupID,
+	labels map[string]string,
 ) (out hostapi.BackupResult, err error) {
 	err = h.withObjects(ctx, "backupvolume", string(name), func(o *Objects) error {
 		v := h.volumes[id]
 		if v == nil {
 			return errNoVolume(id)
 		}
-		b := backup{files: h.volumeFiles(v), sizeMiB: v.SizeMiB}
+		b := backup{files: h.volumeFiles(v)}
 		out = hostapi.BackupResult{Moment: time.Now(), SizeMiB: v.SizeMiB, Took: time.Millisecond}
 		for _, f := range b.files {
 			out.Stored += int64(len(f.data))
 		}
 		out.Bytes, out.Uploaded = out.Stored, out.Stored
+		b.Backup = hostapi.Backup{ID: name, Volume: id, SizeMiB: v.SizeMiB, Moment: out.Moment, Stored: out.Stored,
+			Labels: maps.Clone(labels)}
 		o.backups[workspace+"/"+string(name)] = b
 		return nil
 	})
 	return out, err
+}
+
+// Backups implements hostapi.VolumeHost.
+func (h *Host) Backups(ctx context.Context, workspace string) ([]hostapi.Backup, error) {
+	all := []hostapi.Backup{}
+	err := h.withObjects(ctx, "backups", workspace, func(o *Objects) error {
+		for _, key := range slices.Sorted(maps.Keys(o.backups)) {
+			if strings.HasPrefix(key, workspace+"/") {
+				all = append(all, o.backups[key].Backup)
+			}
+		}
+		return nil
+	})
+	return all, err
 }
 
 // RestoreVolume implements hostapi.VolumeHost.
@@ -430,7 +447,7 @@ func (h *Host) RestoreVolume(
 		if !ok {
 			return fmt.Errorf("backup %s: %w", name, hostapi.ErrNotFound)
 		}
-		made, err = h.addVolume(req, copyFiles(b.files), b.sizeMiB)
+		made, err = h.addVolume(req, copyFiles(b.files), b.SizeMiB)
 		return err
 	})
 	return made, err
@@ -444,8 +461,8 @@ func (h *Host) DeleteBackup(ctx context.Context, workspace string, name hostapi.
 	})
 }
 
-// Backups lists the backups of all workspaces, as "workspace/id".
-func (o *Objects) Backups() []string {
+// VolumeBackups lists the backups of all workspaces, as "workspace/id".
+func (o *Objects) VolumeBackups() []string {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return slices.Sorted(maps.Keys(o.backups))

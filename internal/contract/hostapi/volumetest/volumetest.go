@@ -379,10 +379,19 @@ func (s *suite) backup() {
 	id := s.volume(hostapi.CreateVolume{})
 	a := s.machine(writer(id, 1))
 	s.put(a, "one")
-	got, err := s.Host.BackupVolume(ctx, "wsp", id, "bkp1")
+	got, err := s.Host.BackupVolume(ctx, "wsp", id, "bkp1", map[string]string{"a": "b"})
 	s.must(err)
 	if got.SizeMiB != sizeMiB || got.Moment.IsZero() {
 		s.Errorf("got backup %+v", got)
+	}
+	all, err := s.Host.Backups(ctx, "wsp")
+	s.must(err)
+	if len(all) != 1 || all[0].ID != "bkp1" || all[0].Volume != id || all[0].SizeMiB != sizeMiB ||
+		all[0].Labels["a"] != "b" || !all[0].Moment.Equal(got.Moment) {
+		s.Errorf("got backups %+v of %+v", all, got)
+	}
+	if all, err := s.Host.Backups(ctx, "other"); err != nil || len(all) != 0 {
+		s.Errorf("backups of another workspace: %+v, %v", all, err)
 	}
 	s.put(a, "two")
 	_, err = s.Host.RestoreVolume(ctx, "other", "bkp1", hostapi.CreateVolume{ID: "volsuiter"})
