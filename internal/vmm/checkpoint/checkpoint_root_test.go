@@ -22,7 +22,9 @@ import (
 
 // counterProgram has three threads. It adds the numbers that it receives and prints the sum.
 const counterProgram = `
-import socket, threading, queue, time
+import ctypes, socket, threading, queue, time
+syscall = ctypes.CDLL(None).syscall
+syscall.restype = ctypes.c_long
 q, out = queue.Queue(), queue.Queue()
 total = 0
 secret = bytes(range(256)) * 4096
@@ -44,6 +46,14 @@ for line in f:
     if line.startswith("time"):
         time.sleep(0.01)
         print(time.monotonic() > 0, sum(secret) // len(secret), file=f, flush=True)
+        continue
+    if line.startswith("spawn"):
+        threading.Thread(target=work, daemon=True).start()
+        print("ok", file=f, flush=True)
+        continue
+    if line.startswith("brk"):
+        end = syscall(12, ctypes.c_long(0)) + int(line.split()[1])
+        print(syscall(12, ctypes.c_long(end)), file=f, flush=True)
         continue
     q.put(int(line))
     print(out.get(), file=f, flush=True)
@@ -133,8 +143,26 @@ func newStub(
 	cp *checkpoint.Checkpoint,
 	delta *checkpoint.Capture,
 	content *os.File,
-	fork ...fork,
+	how ...fork,
 ) (*proc.Process, *conn) {
+	t.Helper()
+	p, c, plan := startStub(t, cp, content, how...)
+	plan.Delta = delta
+	stub := checkpoint.Attach(p.PID())
+	defer stub.Close()
+	if err := stub.Restore(t.Context(), plan); err != nil {
+		t.Fatalf("Restore: %v; output %s", err, p.Tail(5))
+	}
+	return p, c
+}
+
+// startStub starts a stub, and plans the restore of a checkpoint into it.
+func startStub(
+	t *testing.T,
+	cp *checkpoint.Checkpoint,
+	content *os.File,
+	how ...fork,
+) (*proc.Process, *conn, checkpoint.Plan) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "stub")
 	if err := os.WriteFile(path, checkpoint.StubProgram(), 0o755); err != nil {
@@ -147,7 +175,6 @@ func newStub(
 	}
 	plan := checkpoint.Plan{
 		Checkpoint: cp,
-		Delta:      delta,
 		Name:       "copy",
 		Args:       []string{"a copy"},
 		Env:        []string{"WHO=me"},
@@ -160,19 +187,14 @@ func newStub(
 	}
 	plan.InheritedFDs = 3 + len(inherited)
 	cmd := proc.Command{Path: path, Files: inherited}
-	for _, f := range fork {
+	for _, f := range how {
 		cmd.Fork = f
 	}
 	p := start(t, cmd)
 	for _, f := range append(files, theirs) {
 		_ = f.Close()
 	}
-	stub := checkpoint.Attach(p.PID())
-	defer stub.Close()
-	if err := stub.Restore(t.Context(), plan); err != nil {
-		t.Fatalf("Restore: %v; output %s", err, p.Tail(5))
-	}
-	return p, c
+	return p, c, plan
 }
 
 // fork starts a process, like proc.Command.Fork.

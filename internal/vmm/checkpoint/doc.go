@@ -17,6 +17,11 @@
 // ptrace(2), makes it replace its own address space by running a table of system calls, and starts
 // the threads.
 //
+// The process that dumps or restores may die at any time. The dump of a process that was itself restored only reads,
+// because what only the process itself could read is taken over from its checkpoint: the process continues as if it had
+// never been stopped. Another process has to run system calls for its dump, with other registers than its own, and is
+// killed if the dumper dies meanwhile. A stub is killed if the restorer dies between the first step and the last.
+//
 // A checkpoint can be used on hosts with the same Fingerprint, because the kernel's own pages (the
 // vDSO) are part of the address space, and because programs choose code by the features of the
 // processor. The mapped files are described as they are on one host; a caller that takes a

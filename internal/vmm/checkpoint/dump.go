@@ -21,8 +21,9 @@ type Options struct {
 	External uint64
 	// Content is the pages file that the process was restored with, or nil if it was not restored.
 	Content *os.File
-	// Base is the checkpoint that the process was restored from. Its signal actions and filters are
-	// taken over instead of being read from the process. It may be nil.
+	// Base is the checkpoint that the process was restored from. What only the process itself can
+	// read is taken over from it. It may be nil: then the process runs system calls for the dump,
+	// and it is killed if this process dies meanwhile.
 	Base *Checkpoint
 	// Role returns the role of a descriptor. f is a descriptor of this process for the same open
 	// file, and link is the target of its link in /proc/PID/fd. Role is not called for the roles
@@ -82,93 +83,117 @@ func dump(pid int, opt Options) (_ *Capture, err error) {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, t.detach()) }()
-	if err := c.dumpState(t, opt.Base); err != nil {
+	if err := c.dumpThreads(t); err != nil {
+		return nil, err
+	}
+	if opt.Base != nil {
+		err = c.takeOver(t, opt.Base)
+	} else {
+		err = c.askThreads(t)
+	}
+	if err != nil {
+		return nil, err
+	}
+	maps, err := readMaps(pid)
+	if err != nil {
+		return nil, err
+	}
+	if err := c.dumpLayout(pid, maps); err != nil {
 		return nil, err
 	}
 	if c.Checkpoint.FDs, err = dumpFDs(pid, opt.Role); err != nil {
 		return nil, err
 	}
-	return c, c.dumpMemory(t, opt)
+	return c, c.dumpMemory(t, maps, opt)
 }
 
-// dumpState reads what the threads must run system calls for. Only meanwhile the process is killed if this one dies:
-// afterwards it has its own registers again, and continues.
-func (c *Capture) dumpState(t *tracee, base *Checkpoint) (err error) {
+// dumpThreads reads what can be read of the threads without changing them.
+func (c *Capture) dumpThreads(t *tracee) error {
+	all := make([]Regs, len(t.tids))
+	for i, tid := range t.tids {
+		if err := getRegs(tid, &all[i]); err != nil {
+			return err
+		}
+	}
+	if err := t.findSyscall(all); err != nil {
+		return err
+	}
+	for i, tid := range t.tids {
+		th := Thread{Regs: all[i]}
+		var err error
+		if th.XSave, err = getState(tid); err != nil {
+			return err
+		}
+		if th.SigMask, err = getMask(tid); err != nil {
+			return err
+		}
+		c.Checkpoint.Threads = append(c.Checkpoint.Threads, th)
+	}
+	return nil
+}
+
+// takeOver takes over from base what only the process itself can read: the signal actions, and the addresses at which
+// the kernel clears the threads' IDs. The C library keeps such an address at a fixed distance from the thread's other
+// data. So the process runs nothing, keeps its registers all the time, and continues whenever this process dies.
+func (c *Capture) takeOver(t *tracee, base *Checkpoint) error {
+	c.Checkpoint.SigActions, c.Checkpoint.Filters = base.SigActions, base.Filters
+	known := map[uint64]bool{}
+	var distance uint64
+	for _, th := range base.Threads {
+		known[th.Regs[rFSBase]] = true
+		if th.ClearTID != 0 {
+			distance = th.ClearTID - th.Regs[rFSBase]
+		}
+	}
+	if distance == 0 {
+		return fmt.Errorf("%w: the checkpoint that it was restored from has no addresses of thread IDs", ErrUnsupported)
+	}
+	for i, tid := range t.tids {
+		th := &c.Checkpoint.Threads[i]
+		th.ClearTID = th.Regs[rFSBase] + distance
+		if known[th.Regs[rFSBase]] {
+			continue
+		}
+		want, err := namespacePID(tid)
+		if err != nil {
+			return err
+		}
+		if have, err := t.readWord(th.ClearTID); err != nil || uint32(have) != uint32(want) {
+			return errors.Join(fmt.Errorf("%w: thread %d does not have its ID where the others have it",
+				ErrUnsupported, tid), err)
+		}
+	}
+	return nil
+}
+
+// askThreads makes the threads run the system calls that return what takeOver takes from a base. Only meanwhile the
+// process is killed if this one dies: afterwards it has its own registers again, and continues.
+func (c *Capture) askThreads(t *tracee) (err error) {
 	defer func() { err = errors.Join(err, t.killOnExit(false)) }()
 	if err := t.killOnExit(true); err != nil {
 		return err
 	}
-	restore, err := c.dumpThreads(t, base)
-	defer func() { err = errors.Join(err, restore()) }()
-	if err != nil {
-		return err
-	}
-	if err := c.dumpSignals(t, base); err != nil {
-		return err
-	}
-	return c.dumpLayout(t)
-}
-
-// dumpThreads reads the registers of all threads. Because the threads are then made to run system
-// calls, the caller must use restore to set the registers again.
-func (c *Capture) dumpThreads(t *tracee, base *Checkpoint) (restore func() error, err error) {
-	all := make([]Regs, len(t.tids))
-	for i, tid := range t.tids {
-		if err := getRegs(tid, &all[i]); err != nil {
-			return func() error { return nil }, err
-		}
-	}
-	restore = func() error {
-		var failed error
+	defer func() {
 		for i, tid := range t.tids {
-			r := all[i].restartSyscall()
-			failed = errors.Join(failed, setRegs(tid, &r))
+			r := c.Checkpoint.Threads[i].Regs.restartSyscall()
+			err = errors.Join(err, setRegs(tid, &r))
 		}
-		return failed
-	}
-	if err := t.findSyscall(all); err != nil {
-		return restore, err
-	}
+	}()
 	for i, tid := range t.tids {
-		th := Thread{Regs: all[i]}
-		if th.XSave, err = getState(tid); err != nil {
-			return restore, err
+		th := &c.Checkpoint.Threads[i]
+		at := scratchAddress(th.Regs)
+		if _, err := t.syscall(tid, th.Regs, callPrctl, unix.PR_GET_TID_ADDRESS, at); err != nil {
+			return err
 		}
-		if th.SigMask, err = getMask(tid); err != nil {
-			return restore, err
+		if th.ClearTID, err = t.readWord(at); err != nil {
+			return err
 		}
-		if th.ClearTID, err = t.clearTIDAddress(tid, all[i], base); err != nil {
-			return restore, err
-		}
-		c.Checkpoint.Threads = append(c.Checkpoint.Threads, th)
 	}
-	return restore, nil
+	return c.askSignals(t)
 }
 
-// clearTIDAddress returns the address at which the kernel clears the thread's ID when the thread
-// exits. The C library keeps that address at a fixed distance from the thread's other data, so the
-// address of a thread that also exists in base is known without a system call.
-func (t *tracee) clearTIDAddress(tid int, r Regs, base *Checkpoint) (uint64, error) {
-	if base != nil {
-		for _, th := range base.Threads {
-			if th.Regs[rFSBase] == r[rFSBase] && th.ClearTID != 0 {
-				return th.ClearTID, nil
-			}
-		}
-	}
-	at := scratchAddress(r)
-	if _, err := t.syscall(tid, r, callPrctl, unix.PR_GET_TID_ADDRESS, at); err != nil {
-		return 0, err
-	}
-	return t.readWord(at)
-}
-
-// dumpSignals reads the signal actions and the seccomp filters.
-func (c *Capture) dumpSignals(t *tracee, base *Checkpoint) error {
-	if base != nil {
-		c.Checkpoint.SigActions, c.Checkpoint.Filters = base.SigActions, base.Filters
-		return nil
-	}
+// askSignals reads the signal actions and the seccomp filters.
+func (c *Capture) askSignals(t *tracee) error {
 	handled, err := handledSignals(t.pid)
 	if err != nil {
 		return err
@@ -233,11 +258,12 @@ func seccompFilters(tid int) ([][]byte, error) {
 }
 
 // dumpLayout reads the layout of the address space (proc_pid_stat(5)).
-func (c *Capture) dumpLayout(t *tracee) error {
-	data, err := os.ReadFile(procPath(t.pid, "stat"))
+func (c *Capture) dumpLayout(pid int, maps []mapping) error {
+	data, err := os.ReadFile(procPath(pid, "stat"))
 	if err != nil {
 		return err
 	}
+	l := &c.Checkpoint.Layout
 	f := strings.Fields(string(data[bytes.LastIndexByte(data, ')')+1:]))
 	for i, field := range []int{26, 27, 45, 46, 47, 0, 28} {
 		if field == 0 {
@@ -246,20 +272,28 @@ func (c *Capture) dumpLayout(t *tracee) error {
 		if len(f) <= field-3 {
 			return errors.New("/proc/PID/stat has too few fields")
 		}
-		if c.Checkpoint.Layout[i], err = strconv.ParseUint(f[field-3], 10, 64); err != nil {
+		if l[i], err = strconv.ParseUint(f[field-3], 10, 64); err != nil {
 			return err
 		}
 	}
-	c.Checkpoint.Layout[5], err = t.syscall(t.pid, c.Checkpoint.Threads[0].Regs, callBrk, 0)
-	return err
+	l[5] = endOfHeap(maps, l[4])
+	return nil
+}
+
+// endOfHeap returns the end of the heap that starts at start (brk(2)), rounded up to whole pages as the kernel does
+// with what it maps there. The kernel keeps the page behind the heap free.
+func endOfHeap(maps []mapping, start uint64) uint64 {
+	end := start
+	for _, m := range maps {
+		if m.start <= end && m.end > end {
+			end = m.end
+		}
+	}
+	return end
 }
 
 // dumpMemory describes the address space and reads the pages that are in no file.
-func (c *Capture) dumpMemory(t *tracee, opt Options) error {
-	maps, err := readMaps(t.pid)
-	if err != nil {
-		return err
-	}
+func (c *Capture) dumpMemory(t *tracee, maps []mapping, opt Options) error {
 	var content uint64
 	if opt.Content != nil {
 		d, err := statFile(opt.Content)

@@ -57,7 +57,6 @@ const (
 	callWrite     = 1
 	callMmap      = 9
 	callMunmap    = 11
-	callBrk       = 12
 	callSigaction = 13
 	callMremap    = 25
 	callMadvise   = 28

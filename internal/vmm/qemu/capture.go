@@ -106,6 +106,9 @@ func (m *machine) prepare(ctx context.Context) (_ *preparation, err error) {
 		if err := m.ensureConnected(ctx); err != nil {
 			return nil, err
 		}
+		if err := m.readBase(); err != nil {
+			return nil, err
+		}
 		own, err := checkpoint.PrivateBytes(m.PID(), m.record.mapped().Inode)
 		if err != nil {
 			return nil, err

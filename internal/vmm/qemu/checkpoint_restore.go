@@ -65,6 +65,9 @@ func (m *machine) openStub(
 	}
 	m.record.ContentPath, m.record.Content = p.ContentPath(), key.Inode
 	m.record.ClockOffset = p.ClockOffset
+	if err := p.Link(filepath.Join(m.spec.Dir, baseFile)); err != nil {
+		return err
+	}
 	m.restoredFrom = p
 	if m.content, err = os.Open(p.ContentPath()); err != nil {
 		return err
@@ -248,6 +251,15 @@ func (m *machine) takeStub() *stub {
 // the monitor was restored from one or if the machine was warmed up.
 func (m *machine) keepsCheckpoint() bool {
 	return m.driver.checkpoints != nil && !m.record.Cold && (m.record.Content != 0 || m.markedForCheckpoint)
+}
+
+// readBase makes sure that the base of a dump is known if the monitor was restored from a checkpoint. An earlier host
+// agent may have restored it, and the image may have been removed since.
+func (m *machine) readBase() (err error) {
+	if m.restoredFrom == nil && m.record.Content != 0 {
+		m.restoredFrom, err = m.driver.checkpoints.ReadLink(filepath.Join(m.spec.Dir, baseFile))
+	}
+	return err
 }
 
 // captureMonitor dumps the monitor of a paused machine, if its images include checkpoints. c keeps

@@ -56,6 +56,10 @@
 //
 // # Invariants
 //
+// A monitor restored from a checkpoint keeps the description of that checkpoint (base.json, a link), so that it can be
+// captured without running anything for that: neither the death of this process during a capture nor the removal of the
+// image costs the machine.
+//
 // The files of an image are never written after Save. A directory has at most one monitor. The
 // monitor is named in monitor.json or, if this process died before it wrote that file, identified
 // by its environment. The device list of a machine depends only on its Spec and the manifest;

@@ -8,6 +8,7 @@ import (
 	"github.com/pandastack/pandastack/internal/os/jail"
 	"github.com/pandastack/pandastack/internal/os/seccomp"
 	"github.com/pandastack/pandastack/internal/vmm"
+	"github.com/pandastack/pandastack/internal/vmm/checkpoint"
 	"github.com/pandastack/pandastack/internal/vmm/vmmtest"
 )
 
@@ -27,6 +28,15 @@ func Throttled(ctx context.Context, m vmm.Machine) ([]vmm.Rate, error) {
 		all = append(all, vmm.Rate{Bytes: b.Inserted.BPS, Ops: b.Inserted.IOPS})
 	}
 	return all, nil
+}
+
+// Base returns the description of the process that the monitor of m was restored from, or nil if it is not known.
+func Base(m vmm.Machine) *checkpoint.Checkpoint {
+	from := m.(*machine).restoredFrom
+	if from == nil {
+		return nil
+	}
+	return &from.Process
 }
 
 // AllowOnlyStart makes a driver allow its monitors only the calls that start a program in a jail, so that all others

@@ -36,10 +36,11 @@ type machine struct {
 	state               []byte          // of the image
 	markedForCheckpoint bool            // the next capture includes a monitor checkpoint
 	altMemory           vmmproc.FileKey // another possible base of a capture; zero: none
+	// restoredFrom is the checkpoint that the monitor was restored from; nil: none, or not read yet (readBase).
+	restoredFrom *checkpointstore.MonitorCheckpoint
 
-	mu           sync.Mutex
-	restoredFrom *checkpointstore.MonitorCheckpoint // checkpoint that this process restored the monitor from
-	content      *os.File                           // pages file of restoredFrom
+	mu      sync.Mutex
+	content *os.File // pages file that this process restored the monitor with
 	// fullMemory is the image's memory file if a view of it is mapped instead; otherwise nil.
 	fullMemory  *os.File
 	overlay     *overlay     // the image's memory delta, until it is written; nil: none

@@ -38,5 +38,5 @@ func (r record) mapped() vmmproc.FileKey {
 
 // removeFiles removes the monitor's files from dir, but keeps the console.
 func removeFiles(dir string) error {
-	return vmmproc.Remove(dir, monitorSocket, channelSocket, memoryFile, kernelFile)
+	return vmmproc.Remove(dir, monitorSocket, channelSocket, memoryFile, kernelFile, baseFile)
 }

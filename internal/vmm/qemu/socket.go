@@ -18,6 +18,7 @@ const (
 	memoryFile    = vmmproc.MemoryName // also in an image
 	consoleFile   = "console.log"
 	kernelFile    = "kernel"
+	baseFile      = "base.json" // link to the description of the checkpoint that the monitor was restored from
 )
 
 // listen creates a listening socket at dir/name for a monitor to inherit. It replaces an existing

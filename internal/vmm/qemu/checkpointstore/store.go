@@ -53,8 +53,9 @@ type MonitorCheckpoint struct {
 	Delta []checkpoint.Span `json:"over,omitempty"`
 	Base  *Content          `json:"base,omitempty"` // nil: the content is a complete pages file
 
-	contentPath string // path of the pages file
-	deltaPath   string // path of the delta to it; "": none
+	descriptionPath string
+	contentPath     string // path of the pages file
+	deltaPath       string // path of the delta to it; "": none
 }
 
 // Content identifies a pages file as long as it is not removed.
@@ -215,26 +216,11 @@ func (p *MonitorCheckpoint) baseExists() bool {
 
 // load reads a description and checks that the checkpoint can be used on this host.
 func (s *Store) load(f *os.File, bytes int64, content string) (*MonitorCheckpoint, error) {
-	if bytes > maxDescription {
-		return nil, fmt.Errorf("%s has %d bytes", descriptionName, bytes)
-	}
-	data := make([]byte, bytes)
-	if _, err := io.ReadFull(f, data); err != nil {
+	p, err := s.read(f, bytes)
+	if err != nil {
 		return nil, err
 	}
-	p := MonitorCheckpoint{contentPath: content}
-	if err := json.Unmarshal(data, &p); err != nil {
-		return nil, err
-	}
-	if p.Format != checkpointFormat {
-		return nil, fmt.Errorf("it has format %d, want %d", p.Format, checkpointFormat)
-	}
-	if err := p.Process.Validate(); err != nil {
-		return nil, err
-	}
-	if p.Process.Boot != s.boot {
-		return nil, errors.New("it was made before the last boot of this host")
-	}
+	p.descriptionPath, p.contentPath = filepath.Join(filepath.Dir(content), descriptionName), content
 	if p.Base != nil {
 		base, err := ContentOf(p.Base.Path)
 		if err != nil {
@@ -251,7 +237,58 @@ func (s *Store) load(f *os.File, bytes int64, content string) (*MonitorCheckpoin
 	if err := p.Process.CheckFiles(); err != nil {
 		return nil, err
 	}
-	return &p, s.hashes.add(&p)
+	return p, s.hashes.add(p)
+}
+
+// read reads a description and checks what does not depend on other files.
+func (s *Store) read(f *os.File, bytes int64) (*MonitorCheckpoint, error) {
+	if bytes > maxDescription {
+		return nil, fmt.Errorf("%s has %d bytes", descriptionName, bytes)
+	}
+	data := make([]byte, bytes)
+	if _, err := io.ReadFull(f, data); err != nil {
+		return nil, err
+	}
+	var p MonitorCheckpoint
+	if err := json.Unmarshal(data, &p); err != nil {
+		return nil, err
+	}
+	if p.Format != checkpointFormat {
+		return nil, fmt.Errorf("it has format %d, want %d", p.Format, checkpointFormat)
+	}
+	if err := p.Process.Validate(); err != nil {
+		return nil, err
+	}
+	if p.Process.Boot != s.boot {
+		return nil, errors.New("it was made before the last boot of this host")
+	}
+	return &p, nil
+}
+
+// Link links the description of the checkpoint to path, for ReadLink. It must be on the same file system.
+func (p *MonitorCheckpoint) Link(path string) error { return os.Link(p.descriptionPath, path) }
+
+// ReadLink returns the checkpoint whose description was linked to path. The image may have been removed since: the
+// checkpoint can be the base of a dump, but nothing can be restored from it. ReadLink returns nil if path does not
+// exist.
+func (s *Store) ReadLink(path string) (*MonitorCheckpoint, error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	st, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	p, err := s.read(f, st.Size())
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return p, nil
 }
 
 // checkSize checks the size of a pages file.

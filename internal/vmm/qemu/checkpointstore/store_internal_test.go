@@ -140,3 +140,32 @@ func TestReadAhead(t *testing.T) {
 		}
 	}
 }
+
+// TestLink checks that the description of a checkpoint outlives the image through its link, and that nothing else is
+// taken for one.
+func TestLink(t *testing.T) {
+	p := newStorePair(t)
+	from, err := p.from.Find(p.image)
+	p.must(err)
+	dir := t.TempDir()
+	path := filepath.Join(dir, "base.json")
+	p.must(from.Link(path))
+	p.must(os.RemoveAll(p.image))
+	got, err := p.from.ReadLink(path)
+	if err != nil || got == nil || got.Process.Files[0] != from.Process.Files[0] {
+		t.Errorf("ReadLink() = %+v, %v; want the checkpoint", got, err)
+	}
+	if got, err := p.from.ReadLink(filepath.Join(dir, "missing")); got != nil || err != nil {
+		t.Errorf("ReadLink() of a missing file = %+v, %v; want nothing", got, err)
+	}
+	p.must(os.Symlink(path, filepath.Join(dir, "symlink")))
+	p.must(unix.Mkfifo(filepath.Join(dir, "pipe"), 0o600))
+	p.must(os.WriteFile(filepath.Join(dir, "damaged"), []byte(`{"format":2}`), 0o600))
+	p.must(os.WriteFile(filepath.Join(dir, "large"), nil, 0o600))
+	p.must(os.Truncate(filepath.Join(dir, "large"), maxDescription+1))
+	for _, name := range []string{"symlink", "pipe", "damaged", "large"} {
+		if got, err := p.from.ReadLink(filepath.Join(dir, name)); err == nil {
+			t.Errorf("ReadLink() of %s = %+v, want an error", name, got)
+		}
+	}
+}
