@@ -38,6 +38,20 @@ func ParseDial(b []byte) (uint16, error) {
 	return port, p.end()
 }
 
+// AppendDialSocket encodes the request to connect to a Unix socket.
+func AppendDialSocket(b []byte, path string) []byte {
+	w := buffer(b)
+	w.str(path)
+	return w
+}
+
+// ParseDialSocket decodes a request that AppendDialSocket encoded.
+func ParseDialSocket(b []byte) (path string, err error) {
+	p := parser{b: b}
+	path = p.str(MaxPath)
+	return path, p.end()
+}
+
 // AppendFreeze encodes the request to freeze.
 func AppendFreeze(b []byte, sync bool) []byte {
 	w := buffer(b)

@@ -126,6 +126,8 @@ func TestRoundTrip(t *testing.T) {
 	checkRoundTrip(t, gotPorts, err, []Port{port})
 	number, err := ParseDial(AppendDial(nil, 49983))
 	checkRoundTrip(t, number, err, 49983)
+	path, err := ParseDialSocket(AppendDialSocket(nil, "/run/socket"))
+	checkRoundTrip(t, path, err, "/run/socket")
 	sync, err := ParseFreeze(AppendFreeze(nil, true))
 	checkRoundTrip(t, sync, err, true)
 	for _, id := range []Identity{identity, {}} {
@@ -226,6 +228,7 @@ func FuzzParsers(f *testing.F) {
 		_, _ = ParseFileEvent(b)
 		_, _ = ParsePorts(b, 1000)
 		_, _ = ParseDial(b)
+		_, _ = ParseDialSocket(b)
 		_, _ = ParseFreeze(b)
 		_, _ = ParseIdentity(b)
 		_, _ = ParseStats(b)

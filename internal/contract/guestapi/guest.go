@@ -63,6 +63,9 @@ type PortDialer interface {
 	Ports(ctx context.Context) ([]Port, error) // listening TCP ports
 	// DialPort connects to a TCP port of the guest, on loopback or whatever address it listens on.
 	DialPort(ctx context.Context, port uint16) (net.Conn, error)
+	// DialSocket connects to the Unix stream socket at an absolute path of the guest, as root: a server that asks for
+	// the credentials of its peer sees user 0.
+	DialSocket(ctx context.Context, path string) (net.Conn, error)
 }
 
 // ProcessSpec is a program to run. Exactly one of Argv and Shell is set.

@@ -26,6 +26,8 @@ const (
 	OpThaw      Op = 17
 	OpStats     Op = 18 // no body; Stats
 	OpRestore   Op = 19 // Identity
+	// OpDialSocket is as OpDial, with the path of a Unix socket.
+	OpDialSocket Op = 20
 )
 
 // InputKind begins every message from the host to a process.

@@ -19,17 +19,30 @@ func (l *Link) DialPort(ctx context.Context, port uint16) (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &conn{in: newDeadline(), out: newDeadline(), port: port, st: st, content: content{st: st}}, nil
+	return newConn(st, address("guest:"+strconv.Itoa(int(port)))), nil
 }
 
-// conn is a connection to a port of the guest.
+// DialSocket implements guestapi.Guest. The connection also has CloseWrite.
+func (l *Link) DialSocket(ctx context.Context, path string) (net.Conn, error) {
+	st, _, err := l.open(ctx, guestapi.OpDialSocket, guestapi.AppendDialSocket(nil, path))
+	if err != nil {
+		return nil, err
+	}
+	return newConn(st, address("guest:"+path)), nil
+}
+
+// conn is a connection to a server in the guest.
 type conn struct {
 	st      *mux.Stream
-	port    uint16
+	remote  address
 	in, out *deadline
 	reading sync.Mutex
 	content content // guarded by reading
 	writing sync.Mutex
+}
+
+func newConn(st *mux.Stream, remote address) *conn {
+	return &conn{in: newDeadline(), out: newDeadline(), remote: remote, st: st, content: content{st: st}}
 }
 
 // Read implements net.Conn.
@@ -83,8 +96,8 @@ func (c *conn) Close() error {
 	return cancelStream(c.st, nil)
 }
 
-func (c *conn) LocalAddr() net.Addr  { return address(0) }
-func (c *conn) RemoteAddr() net.Addr { return address(c.port) }
+func (c *conn) LocalAddr() net.Addr  { return address("host") }
+func (c *conn) RemoteAddr() net.Addr { return c.remote }
 
 func (c *conn) SetDeadline(t time.Time) error {
 	c.in.set(t)
@@ -102,11 +115,11 @@ func (c *conn) SetWriteDeadline(t time.Time) error {
 	return nil
 }
 
-// address is a port inside a guest.
-type address uint16
+// address is an end of a connection to a guest: "host", "guest:8000", "guest:/run/socket".
+type address string
 
 func (address) Network() string  { return "guest" }
-func (a address) String() string { return "guest:" + strconv.Itoa(int(a)) }
+func (a address) String() string { return string(a) }
 
 // deadline is a deadline that can be moved.
 type deadline struct {

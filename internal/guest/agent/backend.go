@@ -65,5 +65,10 @@ func (b *Backend) DialPort(ctx context.Context, port uint16) (net.Conn, error) {
 	return b.ports.Dial(ctx, port)
 }
 
+// DialSocket implements guestapi.Guest.
+func (b *Backend) DialSocket(ctx context.Context, path string) (net.Conn, error) {
+	return b.ports.DialSocket(ctx, path)
+}
+
 // Stats implements guestapi.Guest.
 func (b *Backend) Stats(context.Context) (guestapi.Stats, error) { return system.Stats("/proc", "/") }

@@ -27,6 +27,7 @@ func Full(t *testing.T, open func(t *testing.T) Env) {
 		{"input that no process reads", blockedInput},
 		{"watch", watch},
 		{"port", port},
+		{"socket", socket},
 		{"symbolic links", symlinks},
 		{"metadata of files", xattrs},
 		{"outputs by name", reopen},

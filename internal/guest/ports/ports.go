@@ -28,6 +28,8 @@ const (
 	maxPorts     = 4096
 	maxProcesses = 4096
 	dialLimit    = 10 * time.Second
+
+	maxSocketPath = 107 // unix(7): sun_path, less its terminating null byte
 )
 
 // Ports lists and dials the ports of one machine. Proc is its /proc.
@@ -144,6 +146,23 @@ func (p Ports) ownedBy(pid uint32, all []listener) {
 			}
 		}
 	}
+}
+
+// DialSocket connects to the Unix stream socket at an absolute path.
+func (p Ports) DialSocket(ctx context.Context, name string) (net.Conn, error) {
+	if !path.IsAbs(name) || len(name) > maxSocketPath {
+		return nil, fmt.Errorf("%w: the path of a socket is absolute and at most %d bytes long", guestapi.ErrInvalid,
+			maxSocketPath)
+	}
+	dialer := net.Dialer{Timeout: dialLimit}
+	c, err := dialer.DialContext(ctx, "unix", name)
+	if err == nil {
+		return c, nil
+	}
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
+	return nil, fmt.Errorf("socket %s: %w: %w", name, guestapi.ErrRefused, err)
 }
 
 // Dial connects to a port on loopback, IPv4 first. If both connections fail, it tries the other addresses that a

@@ -27,8 +27,7 @@ func (r *request) ports(ctx context.Context) error {
 	return r.reply(ctx, b)
 }
 
-// dial connects to a port and copies in both directions until both have ended, or either fails.
-func (r *request) dial(ctx context.Context) (err error) {
+func (r *request) dialPort(ctx context.Context) error {
 	port, err := guestapi.ParseDial(r.body)
 	if err != nil {
 		return fmt.Errorf("%w: %w", guestapi.ErrInvalid, err)
@@ -37,6 +36,23 @@ func (r *request) dial(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
+	return r.join(ctx, c)
+}
+
+func (r *request) dialSocket(ctx context.Context) error {
+	path, err := guestapi.ParseDialSocket(r.body)
+	if err != nil {
+		return fmt.Errorf("%w: %w", guestapi.ErrInvalid, err)
+	}
+	c, err := r.h.s.backend.DialSocket(ctx, path)
+	if err != nil {
+		return err
+	}
+	return r.join(ctx, c)
+}
+
+// join copies in both directions until both have ended, or either fails. It closes c.
+func (r *request) join(ctx context.Context, c net.Conn) (err error) {
 	ctx, stopUp := context.WithCancelCause(ctx)
 	var up sync.WaitGroup
 	defer func() {

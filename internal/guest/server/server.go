@@ -276,7 +276,9 @@ func (r *request) serve(ctx context.Context) error {
 	case guestapi.OpPorts:
 		return r.ports(ctx)
 	case guestapi.OpDial:
-		return r.dial(ctx)
+		return r.dialPort(ctx)
+	case guestapi.OpDialSocket:
+		return r.dialSocket(ctx)
 	case guestapi.OpFreeze:
 		return r.freeze(ctx)
 	case guestapi.OpThaw:

@@ -22,6 +22,11 @@ func (w *guestState) DialPort(ctx context.Context, port uint16) (net.Conn, error
 	return nil, w.do(ctx, func() error { return fmt.Errorf("port %d: %w", port, guestapi.ErrRefused) })
 }
 
+// DialSocket returns an error, as DialPort does.
+func (w *guestState) DialSocket(ctx context.Context, path string) (net.Conn, error) {
+	return nil, w.do(ctx, func() error { return fmt.Errorf("socket %s: %w", path, guestapi.ErrRefused) })
+}
+
 // Freeze implements guestapi.Guest.
 func (w *guestState) Freeze(ctx context.Context, _ bool) error {
 	return w.do(ctx, func() error {

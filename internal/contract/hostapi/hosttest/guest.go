@@ -367,6 +367,14 @@ func (g *guest) DialPort(ctx context.Context, port uint16) (net.Conn, error) {
 	return ours, nil
 }
 
+// DialSocket implements guestapi.Guest: no server listens on a Unix socket.
+func (g *guest) DialSocket(ctx context.Context, path string) (net.Conn, error) {
+	if err := g.alive(ctx); err != nil {
+		return nil, err
+	}
+	return nil, fmt.Errorf("socket %s: %w", path, guestapi.ErrRefused)
+}
+
 // Freeze implements guestapi.Guest.
 func (g *guest) Freeze(ctx context.Context, sync bool) error { return g.alive(ctx) }
 

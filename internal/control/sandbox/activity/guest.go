@@ -205,11 +205,19 @@ func (g *guest) Ports(ctx context.Context) ([]guestapi.Port, error) {
 }
 
 func (g *guest) DialPort(ctx context.Context, port uint16) (net.Conn, error) {
+	return g.dial(ctx, func(ctx context.Context) (net.Conn, error) { return g.Guest.DialPort(ctx, port) })
+}
+
+func (g *guest) DialSocket(ctx context.Context, path string) (net.Conn, error) {
+	return g.dial(ctx, func(ctx context.Context) (net.Conn, error) { return g.Guest.DialSocket(ctx, path) })
+}
+
+func (g *guest) dial(ctx context.Context, to func(context.Context) (net.Conn, error)) (net.Conn, error) {
 	ctx, release, err := g.holdOwn(ctx)
 	if err != nil {
 		return nil, err
 	}
-	c, err := g.Guest.DialPort(ctx, port)
+	c, err := to(ctx)
 	if err != nil {
 		release()
 		return nil, err
