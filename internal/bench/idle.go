@@ -65,7 +65,7 @@ func (r *run) measureIdle(ctx context.Context, ids []api.SandboxID, level int) e
 	cpu := r.series(
 		fmt.Sprintf("idle_cpu_%d", level),
 		fmt.Sprintf("CPU time of an idle sandbox, with %d running", level),
-		&Target{P50: 0.5},
+		&Target{P50: 0.25},
 	)
 	pss.Unit, cpu.Unit = "MiB", "% of a core"
 	type sample struct {

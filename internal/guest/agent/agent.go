@@ -54,6 +54,9 @@ func Run(ctx context.Context) error {
 	if err := initd.Devices(); err != nil {
 		return err
 	}
+	if err := initd.StopIntervalTimer(); err != nil {
+		return err
+	}
 	if err := initd.UseBatchScheduling(); err != nil {
 		return err
 	}

@@ -5,13 +5,17 @@ package agent_test
 import (
 	"errors"
 	"fmt"
+	"io/fs"
+	"math"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
+	"github.com/pandastack/pandastack/internal/contract/guestexec"
 	"github.com/pandastack/pandastack/internal/guest/guesttest"
 	"github.com/pandastack/pandastack/internal/os/disk"
 	"github.com/pandastack/pandastack/internal/vmm"
@@ -101,6 +105,73 @@ func TestRealGuest(t *testing.T) {
 		}
 	})
 	t.Run("two copies share nothing", func(t *testing.T) { hazards(t, h, m) })
+	t.Run("nothing wakes an idle machine", func(t *testing.T) { idle(t, h.Restore(t)) })
+}
+
+// idle checks, while a program sleeps, that no thread of the kernel works periodically, and that the monitor sleeps.
+// The timer that the firmware leaves running wakes a monitor more than 70 times a second, whatever the guest does.
+func idle(t *testing.T, m *vmmtest.Machine) {
+	const count = `for d in /proc/[0-9]*; do read -r name < $d/comm; case $name in ` +
+		`kcompactd0|migration/0) echo $name $(grep ^voluntary $d/status);; esac; done; echo; `
+	const most = 50
+	ctx := guesttest.Context(t)
+	p, err := m.Link.Start(ctx, guestapi.ProcessSpec{
+		Shell: "sleep 1; " + count + "for i in 1 2 3; do sleep 4; echo; done; " + count,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close() //nolint:errcheck // it has exited, or the test has failed
+	// The quietest period counts: starting a program wakes the monitor, too.
+	var text string
+	var at time.Time
+	before, quiet := 0, math.Inf(1)
+	if _, err := guestexec.Follow(ctx, p, guestexec.Sink{Output: func(e guestapi.Event) error {
+		text += string(e.Data)
+		now, took := switches(t, m.PID()), time.Since(at)
+		if took > 3*time.Second && !at.IsZero() {
+			quiet = min(quiet, float64(now-before)/took.Seconds())
+		}
+		before, at = now, time.Now()
+		return nil
+	}}); err != nil {
+		t.Fatal(err)
+	}
+	blocks := strings.Split(strings.TrimSpace(text), "\n\n")
+	if first, last := blocks[0], strings.TrimSpace(blocks[len(blocks)-1]); len(blocks) < 2 || first != last ||
+		!strings.Contains(first, "kcompactd0") {
+		t.Errorf("threads of the kernel switched while the machine was idle: %q, want the same counts twice", text)
+	}
+	if t.Logf("the monitor was woken %.1f times a second", quiet); quiet > most {
+		t.Errorf("the monitor was woken %.1f times a second, want at most %d", quiet, most)
+	}
+	if o := guesttest.Exec(t, m.Link, guestapi.ProcessSpec{Shell: "cat /proc/pressure/cpu"}); o.Exit.Code == 0 {
+		t.Errorf("the kernel computes pressure averages: %+v", o)
+	}
+}
+
+// switches returns how often the threads of a process gave up a processor to wait.
+func switches(t *testing.T, pid int) int {
+	t.Helper()
+	files, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", pid))
+	if err != nil || len(files) == 0 {
+		t.Fatalf("process %d has no threads, %v", pid, err)
+	}
+	sum := 0
+	for _, name := range files {
+		text, err := os.ReadFile(name)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // the thread has ended
+		}
+		_, after, ok := strings.Cut(string(text), "\nvoluntary_ctxt_switches:")
+		line, _, _ := strings.Cut(after, "\n")
+		n, parse := strconv.Atoi(strings.TrimSpace(line))
+		if err = errors.Join(err, parse); err != nil || !ok {
+			t.Fatalf("%s: %v", name, err)
+		}
+		sum += n
+	}
+	return sum
 }
 
 // hazards checks the values that two machines from one image must not share, and that must hold in each.

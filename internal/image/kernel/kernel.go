@@ -93,7 +93,17 @@ const metaFile = "kernel.json"
 // monitor, not the guest kernel: mitigations inside it protect the guest only from itself, and slow down translated
 // code most. Words that the kernel does not know become the environment of the guest agent: none of its goroutines
 // needs preemption by signals, whose code a restored machine would run for the first time.
-const cmdline = "quiet mitigations=off nokaslr random.trust_cpu=on GODEBUG=asyncpreemptoff=1"
+const cmdline = "quiet mitigations=off nokaslr random.trust_cpu=on " + idle + " GODEBUG=asyncpreemptoff=1"
+
+// idle stops what wakes a guest periodically that has nothing to do: pressure stall averages (once a second), the
+// lockup detector (every four seconds), compaction of memory in advance (twice a second), and probes of managed
+// neighbours (every five seconds). The statistics of memory are summed up every ten seconds: on kernels with a deadline
+// server for ordinary tasks, summing them up every second keeps that server's timer running.
+const idle = "psi=0 nowatchdog sysctl.vm.compaction_proactiveness=0 sysctl.vm.stat_interval=10 " +
+	"sysctl.net.ipv4.neigh.default.interval_probe_time_ms=" + hourMS + " " +
+	"sysctl.net.ipv6.neigh.default.interval_probe_time_ms=" + hourMS
+
+const hourMS = "3600000"
 
 // meta is kernel.json.
 type meta struct {
