@@ -271,7 +271,7 @@ func (m *Manager) saveHibernation(ctx context.Context, op *operation, mc *machin
 	}
 	var disk errgroup.Group
 	disk.Go(func() error {
-		return errors.Join(m.cloneIntoDraft(mc, draft), durable.Sync(filepath.Join(mc.dir, recordFile)))
+		return errors.Join(m.cloneIntoDraft(mc, draft), durable.Keep(filepath.Join(mc.dir, recordFile)))
 	})
 	err = m.save(ctx, op, capture, draft, snap)
 	if err := errors.Join(err, disk.Wait()); err != nil {

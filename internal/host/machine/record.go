@@ -105,7 +105,7 @@ func (m *Manager) writeRecord(mc *machine, sure durability, in record) error {
 	}
 	put := durable.Replace
 	if sure {
-		put = durable.WriteFile
+		put = durable.WriteKept
 	}
 	if err := put(filepath.Join(mc.dir, recordFile), data, 0o600); err != nil {
 		return wrapNoSpace(fmt.Errorf("record machine %s: %w", mc.id, err))
@@ -113,9 +113,10 @@ func (m *Manager) writeRecord(mc *machine, sure durability, in record) error {
 	return nil
 }
 
+// readRecord reads a machine's record, or the last one that was made durable if a crash of the host cut it off.
 func readRecord(dir string) (record, error) {
 	var in record
-	if err := durable.ReadJSON(filepath.Join(dir, recordFile), &in); err != nil {
+	if _, err := durable.ReadKeptJSON(filepath.Join(dir, recordFile), &in); err != nil {
 		return record{}, err
 	}
 	if in.Version != recordVersion {

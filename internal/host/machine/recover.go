@@ -2,6 +2,7 @@ package machine
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -10,6 +11,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/pandastack/pandastack/internal/host/snapshot"
 	"github.com/pandastack/pandastack/internal/lib/durable"
 	"github.com/pandastack/pandastack/internal/vmm"
 )
@@ -95,8 +97,8 @@ func (m *Manager) recoverDir(ctx context.Context, name string) (err error) {
 }
 
 // recoverRemnant handles a directory whose record cannot be used. Without a record, or with the empty one that a
-// crash of the host leaves, it never became a machine and is removed. Anything else may be a persistent machine of
-// another version of this program: its files are left alone.
+// crash of the host leaves of a machine that was being made, it is removed. Anything else may be a persistent machine
+// of another version of this program: its files are left alone, and so are the images that it names.
 func (m *Manager) recoverRemnant(ctx context.Context, name string, why error) error {
 	dir := filepath.Join(m.cfg.Dir, name)
 	if err := m.deps.Driver.Kill(ctx, vmm.Spec{ID: name, Dir: filepath.Join(dir, monitorDir)}); err != nil {
@@ -105,10 +107,29 @@ func (m *Manager) recoverRemnant(ctx context.Context, name string, why error) er
 	info, err := os.Stat(filepath.Join(dir, recordFile))
 	if err == nil && info.Size() > 0 {
 		m.log.Error("machine left alone: its record cannot be used", "machine", name, "err", why)
-		return nil
+		return m.holdImages(dir)
 	}
 	m.log.Warn("remnant of a machine removed", "machine", name, "err", why)
 	return os.RemoveAll(dir)
+}
+
+// holdImages acquires the images that the record of a machine that is left alone names, if they exist.
+func (m *Manager) holdImages(dir string) error {
+	data, err := os.ReadFile(filepath.Join(dir, recordFile))
+	if err != nil {
+		return err
+	}
+	var images struct {
+		Base snapshot.Ref `json:"base"`
+		Next snapshot.Ref `json:"next"`
+	}
+	_ = json.Unmarshal(data, &images) // a record without these fields names no images
+	for _, ref := range []snapshot.Ref{images.Base, images.Next} {
+		if _, err := m.deps.Store.Acquire(ref); err != nil && ref != "" {
+			m.log.Warn("image of a machine is missing", "machine", filepath.Base(dir), "snapshot", ref, "err", err)
+		}
+	}
+	return nil
 }
 
 // recoverMachine decides by the record. A machine that was being made or removed is removed; one that runs is taken

@@ -73,10 +73,10 @@ func (m *Manager) syncLater(dir string) {
 // syncMachine makes a machine's directory durable, unless it was removed.
 func (m *Manager) syncMachine(dir string) {
 	disks, err := filepath.Glob(filepath.Join(dir, snapshot.DiskPattern))
-	for _, path := range append(disks, filepath.Join(dir, recordFile)) {
+	for _, path := range disks {
 		err = errors.Join(err, durable.Sync(path))
 	}
-	err = errors.Join(err, durable.SyncDir(m.cfg.Dir))
+	err = errors.Join(err, durable.Keep(filepath.Join(dir, recordFile)), durable.SyncDir(m.cfg.Dir))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		m.log.Error("machine not durable", "machine", filepath.Base(dir), "err", err)
 	}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"testing"
 
@@ -261,26 +262,43 @@ func TestDamageIsFound(t *testing.T) {
 	}
 }
 
+// TestUnreadableSnapshotIsKeptAndCanBeDeleted cuts off each record of a snapshot.
 func TestUnreadableSnapshotIsKeptAndCanBeDeleted(t *testing.T) {
-	dir := t.TempDir()
-	snap := commit(t, open(t, dir), snapshot.Snapshot{Ref: "snapshots/x"})
-	write(t, filepath.Join(snap.Dir(), "snapshot.json"), []byte(`{"version":1,`))
-	s := open(t, dir)
-	var damaged *snapshot.DamagedError
-	if _, err := s.Get(snap.Ref); !errors.As(err, &damaged) {
-		t.Errorf("Get: got %v, want a DamagedError", err)
-	}
-	if _, err := s.Acquire(snap.Ref); !errors.As(err, &damaged) {
-		t.Errorf("Acquire: got %v, want a DamagedError", err)
-	}
-	if err := s.GC(); err != nil {
-		t.Fatal(err)
-	}
-	if err := s.Delete(snap.Ref); err != nil {
-		t.Fatal(err)
-	}
-	if left := files(t, dir); len(left) != 0 {
-		t.Errorf("files = %v, want none", left)
+	for _, tt := range []struct {
+		file, content string
+		anonymous     bool
+	}{
+		{"snapshot.json", "", false}, {"snapshot.json", `{"version":1,`, false},
+		{"snapshot.json", "\x00\x00\x00\x00", false}, {"snapshot.json", "", true}, {"snapshot.json", "{}", true},
+		{"spent", "", true}, {"spent", "00", true},
+	} {
+		dir := t.TempDir()
+		snap := commit(t, open(t, dir), snapshot.Snapshot{Ref: "snapshots/x", Anonymous: tt.anonymous})
+		if _, err := os.Stat(filepath.Join(snap.Dir(), tt.file)); err != nil {
+			t.Fatal(err)
+		}
+		write(t, filepath.Join(snap.Dir(), tt.file), []byte(tt.content))
+		s := open(t, dir)
+		var damaged *snapshot.DamagedError
+		if _, err := s.Get(snap.Ref); !errors.As(err, &damaged) {
+			t.Errorf("%+v: Get: got %v, want a DamagedError", tt, err)
+		}
+		if _, err := s.Acquire(snap.Ref); !errors.As(err, &damaged) {
+			t.Errorf("%+v: Acquire: got %v, want a DamagedError", tt, err)
+		}
+		before := files(t, dir)
+		if err := s.GC(); err != nil {
+			t.Fatal(err)
+		}
+		if left := files(t, dir); !slices.Equal(left, before) {
+			t.Errorf("%+v: after the collection there are the files %v, want %v", tt, left, before)
+		}
+		if err := s.Delete(snap.Ref); err != nil {
+			t.Fatal(err)
+		}
+		if left := files(t, dir); len(left) != 0 {
+			t.Errorf("%+v: after Delete there are the files %v, want none", tt, left)
+		}
 	}
 }
 

@@ -163,7 +163,8 @@ func SyncDir(dir string) error {
 // Replace writes data to path, completely or not at all, without waiting for the disk.
 //
 // The file survives the end of this process, and a reader sees the old content or the new. A crash of the host may
-// keep the old content, the new, or an empty file. One caller at a time may replace a path.
+// leave the old content, the new, or a file that is empty or cut off; Keep guards against that. One caller at a time
+// may replace a path.
 func Replace(path string, data []byte, mode fs.FileMode) error {
 	temp := filepath.Join(filepath.Dir(path), tempPrefix+filepath.Base(path))
 	if err := os.WriteFile(temp, data, mode); err != nil {
