@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/internal/contract/hostapi"
 )
 
 // Principal is an authenticated caller: a key of a workspace. Services trust it; only Keys.Authenticate and the wiring
@@ -16,6 +17,8 @@ type Principal struct {
 	Admin     bool          // the role is owner or admin
 	Operator  bool          // the caller may operate the node
 	Scopes    Scopes        // what the key may do; the ingress checks them
+	// Owner is the object of a service that acts, such as a database that uses its sandbox; zero: a user does.
+	Owner hostapi.Owner
 }
 
 // Workspaces that every store has.

@@ -220,7 +220,7 @@ func (s *Service) plan(
 		Metadata: req.Metadata, Persistent: req.Persistent, TTL: s.cfg.DefaultTTL.Truncate(time.Second),
 		Ends: endsAt(req.TimeoutSeconds), OnEnd: cmp.Or(req.OnTimeout, api.TimeoutDelete),
 		Created: at, Changed: at, Active: at, IdempotencyKey: req.IdempotencyKey, Env: req.Env,
-		Network: req.NetworkPolicy(), Injected: req.Injected,
+		Network: req.NetworkPolicy(), Injected: req.Injected, Owner: p.Owner,
 	}
 	if req.TTLSeconds != nil {
 		r.TTL = time.Duration(*req.TTLSeconds) * time.Second

@@ -16,7 +16,7 @@ import (
 // no error. Run finishes a deletion that could not be finished.
 func (s *Service) Delete(ctx context.Context, p auth.Principal, id api.SandboxID) (err error) {
 	defer s.finishVerb("delete", time.Now(), &err)
-	if _, err := s.find(ctx, p, id); err != nil {
+	if _, err := s.findOwn(ctx, p, id); err != nil {
 		if t, missing := s.db.Read().Tombstone(ctx, string(id)); missing == nil && t.Workspace == string(p.Workspace) {
 			return nil
 		}

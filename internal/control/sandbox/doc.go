@@ -26,8 +26,9 @@
 // # Ownership
 //
 // Machines and snapshots have a label that names their owner (hostapi.LabelOwner). This package looks after
-// those of sandboxes and leaves the others alone. A sandbox may in turn work for another service; its record
-// and its machine's labels then name that service's object.
+// those of sandboxes and leaves the others alone. A sandbox may in turn belong to an object of another
+// service, such as a database; its record and its machine's labels then name that object. Users of the workspace can
+// read it; the verbs that use or change it are for a Principal with the object as Owner.
 //
 // # Concurrency
 //

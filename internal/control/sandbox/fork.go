@@ -145,7 +145,6 @@ func (s *Service) planChildren(parent *record, ask forkPlan) []record {
 	for i := range children {
 		r := *parent
 		r.ID, r.State, r.Instance, r.Parent, r.Tree = api.NewSandboxID(), api.Creating, s.instance, parent.ID, ask.tree
-		r.Owner = hostapi.Owner{} // the parent's owner did not ask for this child
 		r.Created, r.Changed, r.Active, r.Due, r.Ends = at, at, at, time.Time{}, time.Time{}
 		r.Snapshot, r.Reason, r.EndReason, r.EndBy, r.IdempotencyKey = "", "", "", "", ""
 		r.GuestIP, r.Tap, r.MAC, r.Generation, r.Phases, r.DiskBytes = "", "", "", 0, nil, 0
@@ -250,7 +249,7 @@ func (s *Service) Promote(
 	if err := req.Validate(); err != nil {
 		return api.Promotion{}, err
 	}
-	r, err := s.find(ctx, p, id)
+	r, err := s.findOwn(ctx, p, id)
 	if err != nil {
 		return api.Promotion{}, err
 	}

@@ -44,7 +44,8 @@ func (s *Service) acquireReady(
 // OpenForIngress is Guest for a caller without a key, such as one who knows the host name of a port.
 //
 // admit is called before anything happens, with the principal to act for and the sandbox; its error, an *api.Error,
-// refuses the caller. The sandbox is returned with the guest. not_found for a sandbox that does not live.
+// refuses the caller. The sandbox is returned with the guest. not_found for a sandbox that does not live, or that is
+// not a user's own.
 func (s *Service) OpenForIngress(
 	ctx context.Context,
 	id api.SandboxID,
@@ -52,7 +53,7 @@ func (s *Service) OpenForIngress(
 ) (_ guestapi.Guest, _ api.Sandbox, err error) {
 	defer s.finishVerb("guest", time.Now(), &err)
 	r, err := s.load(ctx, id)
-	if errors.Is(err, store.ErrNotFound) {
+	if errors.Is(err, store.ErrNotFound) || err == nil && !r.Owner.IsZero() {
 		return nil, api.Sandbox{}, api.Errorf(api.NotFound, "sandbox %.60q not found", id)
 	}
 	if err != nil {
@@ -102,7 +103,7 @@ func (s *Service) guestAndRecord(
 	id api.SandboxID,
 ) (_ guestapi.Guest, r record, err error) {
 	defer s.finishVerb("guest", time.Now(), &err)
-	if r, err = s.find(ctx, p, id); err != nil {
+	if r, err = s.findOwn(ctx, p, id); err != nil {
 		return nil, r, err
 	}
 	return s.openGuest(ctx, p, r)

@@ -3,9 +3,11 @@ package sandbox_test
 import (
 	"context"
 	"reflect"
+	"slices"
 	"testing"
 
 	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/internal/contract/hostapi"
 	"github.com/pandastack/pandastack/internal/control/auth"
 	"github.com/pandastack/pandastack/internal/control/sandbox"
 )
@@ -63,6 +65,9 @@ var calls = []call{
 	{"SetNetwork", func(w *fixture, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
 		_, err := w.SetNetwork(ctx, who, id, api.Network{DenyOthers: true})
 		return err
+	}},
+	{"SetOwner", func(w *fixture, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
+		return w.SetOwner(ctx, who, id, hostapi.Owner{Kind: "database", ID: "dbs2"})
 	}},
 	{
 		"TakeSnapshot",
@@ -267,4 +272,75 @@ func (c call) stranger() api.Code {
 		return api.NotFound
 	}
 	return api.Unauthenticated
+}
+
+// reads are the verbs that users of a workspace may call for the sandboxes that services own in it, and those that take
+// a snapshot instead.
+var reads = map[string]bool{
+	"Get": true, "Usage": true, "Logs": true, "Events": true, "FollowEvents": true, "Ports": true, "Explain": true,
+	"Lifecycle": true, "Network": true,
+	"Create": true, "Snapshot": true, "PushSnapshot": true, "DeleteSnapshot": true,
+}
+
+// TestSandboxesOfServices: what a service's object owns, users of the workspace can see, but neither list nor use nor
+// end; it is the same between objects, and for what users own.
+func TestSandboxesOfServices(t *testing.T) {
+	w := newFixture(t)
+	ctx := t.Context()
+	database, other := alice, alice
+	database.Owner = hostapi.Owner{Kind: "database", ID: "dbs1"}
+	other.Owner = hostapi.Owner{Kind: "database", ID: "dbs2"}
+	s := w.create(database, api.CreateRequest{})
+	own := w.create(alice, api.CreateRequest{})
+	snap, err := w.TakeSnapshot(ctx, database, s.ID, api.SnapshotRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := len(w.host.Calls())
+	for _, c := range calls {
+		if reads[c.name] {
+			continue
+		}
+		e := wantCode(t, c.do(w, ctx, alice, s.ID, snap.ID), api.Forbidden, c.name+" by a user")
+		if e.Details["owner"] != "database/dbs1" {
+			t.Errorf("%s by a user: details are %v", c.name, e.Details)
+		}
+		wantCode(t, c.do(w, ctx, other, s.ID, snap.ID), api.Forbidden, c.name+" by another object")
+		wantCode(t, c.do(w, ctx, database, own.ID, snap.ID), api.Forbidden, c.name+" by a service of a user's own")
+	}
+	if calls := w.host.Calls()[before:]; len(calls) != 0 {
+		t.Errorf("refused calls reached the host: %v", calls)
+	}
+	if got, err := w.Get(ctx, alice, s.ID); err != nil || got.Status != api.Running {
+		t.Errorf("a user gets %+v, %v", got, err)
+	}
+	for _, who := range []struct {
+		p    auth.Principal
+		want []api.SandboxID
+	}{{alice, []api.SandboxID{own.ID}}, {database, []api.SandboxID{s.ID}}, {other, nil}} {
+		page, err := w.List(ctx, who.p, api.SandboxFilter{})
+		var got []api.SandboxID
+		for _, s := range page.Sandboxes {
+			got = append(got, s.ID)
+		}
+		if err != nil || !slices.Equal(got, who.want) {
+			t.Errorf("%v lists %v, %v; want %v", who.p.Owner, got, err, who.want)
+		}
+	}
+	_, _, err = w.OpenForIngress(ctx, s.ID, func(auth.Principal, api.Sandbox) error { return nil })
+	wantCode(t, err, api.NotFound, "a port of it")
+
+	// A fork belongs to its parent's owner until that gives it away.
+	forked, err := w.Fork(ctx, database, s.ID, api.ForkRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	child := forked.Children[0].ID
+	if err := w.SetOwner(ctx, database, child, other.Owner); err != nil {
+		t.Fatal(err)
+	}
+	wantCode(t, w.Touch(ctx, database, child), api.Forbidden, "use by the earlier owner")
+	if err := w.Delete(ctx, other, child); err != nil {
+		t.Error(err)
+	}
 }

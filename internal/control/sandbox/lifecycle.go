@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/internal/contract/hostapi"
 	"github.com/pandastack/pandastack/internal/control/auth"
 )
 
@@ -53,11 +54,23 @@ func (s *Service) due(r *record) time.Time {
 // Touch counts as use of the sandbox.
 func (s *Service) Touch(ctx context.Context, p auth.Principal, id api.SandboxID) (err error) {
 	defer s.finishVerb("touch", time.Now(), &err)
-	if _, err := s.find(ctx, p, id); err != nil {
+	if _, err := s.findOwn(ctx, p, id); err != nil {
 		return err
 	}
 	s.activity.Touch(string(id))
 	return nil
+}
+
+// SetOwner gives a sandbox to another object of a service, such as a fork to that which it is for.
+func (s *Service) SetOwner(ctx context.Context, p auth.Principal, id api.SandboxID, to hostapi.Owner) (err error) {
+	defer s.finishVerb("owner", time.Now(), &err)
+	r, ctx, release, err := s.lock(ctx, p, id)
+	if err != nil {
+		return err
+	}
+	defer release()
+	r.Owner = to
+	return s.setState(ctx, "owner", &r, r.State)
 }
 
 // Lifecycle returns when a sandbox ends by itself.

@@ -37,6 +37,7 @@ func (s *Service) List(ctx context.Context, p auth.Principal, f api.SandboxFilte
 		Template:  f.Template,
 		Metadata:  f.Metadata,
 		Oldest:    f.Oldest,
+		OwnedBy:   new(p.Owner.String()),
 	}
 	if !f.Since.IsZero() {
 		q.Since = max(store.Micros(f.Since), 1) // 0 would be no limit

@@ -44,7 +44,7 @@ func (s *Service) DeclarePort(
 	if err := req.Validate(); err != nil {
 		return api.Port{}, err
 	}
-	r, err := s.find(ctx, p, id)
+	r, err := s.findOwn(ctx, p, id)
 	if err != nil {
 		return api.Port{}, err
 	}
@@ -83,7 +83,7 @@ func (s *Service) DeclarePort(
 // RemovePort removes a declaration; not_found if the port was not declared.
 func (s *Service) RemovePort(ctx context.Context, p auth.Principal, id api.SandboxID, port int) (err error) {
 	defer s.finishVerb("remove port", time.Now(), &err)
-	if _, err := s.find(ctx, p, id); err != nil {
+	if _, err := s.findOwn(ctx, p, id); err != nil {
 		return err
 	}
 	err = s.db.Write(ctx, "port", func(ctx context.Context, tx *store.Tx) error {

@@ -183,14 +183,33 @@ func (s *Service) find(ctx context.Context, p auth.Principal, id api.SandboxID) 
 	return r, nil
 }
 
-// lock takes the lock of a sandbox of the caller's workspace and reads it under the lock. The context ends
+// findOwn is find for what changes or uses a sandbox: forbidden unless the caller owns it. The sandboxes of a service's
+// object belong to that object, those of users to all users of the workspace.
+func (s *Service) findOwn(ctx context.Context, p auth.Principal, id api.SandboxID) (record, error) {
+	r, err := s.find(ctx, p, id)
+	if err == nil && r.Owner != p.Owner {
+		return record{}, notOwner(&r)
+	}
+	return r, err
+}
+
+// notOwner refuses a caller who does not own a sandbox.
+func notOwner(r *record) error {
+	if r.Owner.IsZero() {
+		return api.Errorf(api.Forbidden, "sandbox %s is a user's own", r.ID)
+	}
+	return api.Errorf(api.Forbidden, "sandbox %s belongs to the %s %s: use that", r.ID, r.Owner.Kind, r.Owner.ID).
+		With("owner", r.Owner.String())
+}
+
+// lock takes the lock of a sandbox of the caller and reads it under the lock. The context ends
 // with the operation's; release must be called once.
 func (s *Service) lock(
 	ctx context.Context,
 	p auth.Principal,
 	id api.SandboxID,
 ) (r record, op context.Context, release func(), err error) {
-	if _, err := s.find(ctx, p, id); err != nil {
+	if _, err := s.findOwn(ctx, p, id); err != nil {
 		return r, nil, nil, err
 	}
 	op, release, err = s.locks.Acquire(ctx, string(id))

@@ -139,6 +139,8 @@ type SandboxQuery struct {
 	Limit     int
 	Since     int64 // created then or later
 	Oldest    bool  // oldest first
+	// OwnedBy is the service's object that they work for, "" for those of users; nil: any.
+	OwnedBy *string
 	// BeforeCreated and BeforeID are of the last row of the page before.
 	BeforeCreated int64
 	BeforeID      string
@@ -154,6 +156,9 @@ func (t *Tx) Sandboxes(ctx context.Context, q SandboxQuery) ([]Sandbox, error) {
 	s := t.db.NewSelect().Model(&rows).OrderBy("created", order).OrderBy("id", order)
 	if q.Workspace != "" {
 		s = s.Where("workspace = ?", q.Workspace)
+	}
+	if q.OwnedBy != nil {
+		s = s.Where("owned_by = ?", *q.OwnedBy)
 	}
 	if len(q.States) > 0 {
 		s = s.Where("state IN (?)", bun.List(q.States))
