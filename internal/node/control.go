@@ -154,11 +154,12 @@ type services struct {
 
 // handler creates the handler of all requests: sandbox ports by host name, E2B's API, and /v1.
 func (n *node) handler(f services) (http.Handler, error) {
-	runner := &repl.Runner{}
+	runner := &repl.Runner{MaxContexts: n.Config.Limits.Contexts}
 	previewKey := derive(f.secret, "preview")
 	limits := n.Config.RateLimit
 	guard := access.New(access.Config{
 		KeyRate: limits.Key, AddressRate: limits.Address, FailuresPerMinute: limits.FailuresPerMinute,
+		RecordFileReads: n.Config.Audit.FileReads,
 	}, f.keys, f.log)
 	e2bAPI, err := e2b.New(
 		e2b.Config{

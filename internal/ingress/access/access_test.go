@@ -248,6 +248,18 @@ func TestWhatIsRecorded(t *testing.T) {
 		{access.V1, "GET /v1/sandboxes/{sandbox}/exec/ws", 101, true},
 		{access.V1, "GET /v1/sandboxes/{sandbox}/ssh", 101, true},
 		{access.V1, "DELETE /v1/sandboxes/{sandbox}", 404, true},
+		{access.V1, "POST /v1/sandboxes/{sandbox}/ports", 201, true},
+		{access.V1, "DELETE /v1/sandboxes/{sandbox}/ports/{port}", 204, true},
+		{access.V1, "PUT /v1/sandboxes/{sandbox}/network", 200, true},
+		{access.V1, "POST /v1/sandboxes/{sandbox}/preview", 200, true},
+		{access.V1, "POST /v1/sandboxes/{sandbox}/preview-token", 200, true},
+		{access.V1, "DELETE /v1/sandboxes/{sandbox}/previews/{preview}", 204, true},
+		{access.V1, "POST /v1/snapshots/{snapshot}/push", 202, true},
+		{access.V1, "POST /v1/snapshots/{snapshot}/pull", 202, true},
+		{access.V1, "GET /v1/sandboxes/{sandbox}/fs", 200, false},
+		{access.V1, "GET /v1/sandboxes/{sandbox}/fs", 401, true},
+		{access.Agent, "GET /files", 200, false},
+		{access.E2B, "PUT /sandboxes/{id}/network", 204, true},
 		{access.V1, "GET /healthz", 200, false},
 		{access.E2B, "POST /sandboxes", 201, true},
 		{access.E2B, "GET /v2/sandboxes", 200, false},
@@ -269,6 +281,33 @@ func TestWhatIsRecorded(t *testing.T) {
 		}
 		if len(l.all) == 1 && (l.all[0].Remote != "192.0.2.1" || l.all[0].Principal.KeyPrefix != "pds_01234567") {
 			t.Errorf("entry %+v", l.all[0])
+		}
+	}
+}
+
+// TestFileReadsAreRecorded checks that reads of files are recorded with their paths where that is wanted.
+func TestFileReadsAreRecorded(t *testing.T) {
+	l := &log{}
+	g := access.New(access.Config{RecordFileReads: true}, &keys{}, l)
+	for _, tt := range []struct {
+		face                  access.Face
+		method, pattern, want string
+	}{
+		{access.V1, "GET", "GET /v1/sandboxes/{sandbox}/fs", "GET /v1/sandboxes/{sandbox}/fs /a b"},
+		{access.V1, "HEAD", "GET /v1/sandboxes/{sandbox}/fs", ""},
+		{access.V1, "GET", "GET /v1/sandboxes/{sandbox}/fs/dir", ""},
+		{access.V1, "GET", "GET /v1/sandboxes", ""},
+		{access.Agent, "GET", "GET /files", "GET /files /a b"},
+	} {
+		l.all = nil
+		r := httptest.NewRequest(tt.method, "/x?path=%2Fa+b", nil)
+		g.Record(r, access.Call{Face: tt.face, Pattern: tt.pattern, Status: 200, Target: "t"})
+		var got string
+		if len(l.all) > 0 {
+			got = l.all[0].Action
+		}
+		if got != tt.want || len(l.all) > 1 {
+			t.Errorf("%s %s: entries %+v, want the action %q", tt.method, tt.pattern, l.all, tt.want)
 		}
 	}
 }

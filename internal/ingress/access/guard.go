@@ -25,11 +25,13 @@ type Audit interface {
 	RecordUse(ctx context.Context, e audit.Entry)
 }
 
-// Config are the limits of a Guard. 0 is unlimited.
+// Config configures a Guard. A limit of 0 is unlimited.
 type Config struct {
 	KeyRate           int // requests a second of one key
 	AddressRate       int // requests a second of one address
 	FailuresPerMinute int // failed authentications of one address
+
+	RecordFileReads bool // record reads of files' contents, which change nothing
 }
 
 // burst is how many seconds of a rate a client can use up at once.
@@ -40,6 +42,7 @@ type Guard struct {
 	keys                         Keys
 	log                          Audit
 	perKey, perAddress, failures *limits
+	recordFileReads              bool
 }
 
 // New returns a guard. Without a log nothing is recorded.
@@ -49,6 +52,8 @@ func New(cfg Config, keys Keys, log Audit) *Guard {
 		perKey:     newLimits(float64(cfg.KeyRate), cfg.KeyRate*burst),
 		perAddress: newLimits(float64(cfg.AddressRate), cfg.AddressRate*burst),
 		failures:   newLimits(float64(cfg.FailuresPerMinute)/60, cfg.FailuresPerMinute),
+
+		recordFileReads: cfg.RecordFileReads,
 	}
 }
 
@@ -167,14 +172,20 @@ type Call struct {
 	Began     time.Time
 }
 
-// Record records a call: a refused one always, others if their operation is recorded.
+// Record records a call: a refused one always, others if their operation is recorded. Reads of one file by the same
+// caller are recorded once a minute, with the path in the action.
 func (g *Guard) Record(r *http.Request, c Call) {
 	refused := c.Status == http.StatusUnauthorized || c.Status == http.StatusForbidden ||
 		c.Status == http.StatusTooManyRequests
-	if g.log == nil || !refused && !Recorded(c.Face, c.Pattern) {
-		return
+	switch {
+	case g.log == nil:
+	case refused || Recorded(c.Face, c.Pattern):
+		g.log.Record(r.Context(), entry(r, c))
+	case g.recordFileReads && fileReads[c.Face][c.Pattern] && r.Method == http.MethodGet:
+		e := entry(r, c)
+		e.Action += " " + r.URL.Query().Get("path")
+		g.log.RecordUse(r.Context(), e)
 	}
-	g.log.Record(r.Context(), entry(r, c))
 }
 
 // RecordUse records a call like Record, but calls that differ in nothing only once a minute. It is for requests that

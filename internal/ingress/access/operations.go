@@ -68,6 +68,12 @@ func Recorded(face Face, pattern string) bool {
 	return true
 }
 
+// fileReads are the operations that send the content of a file, whose path is in the query.
+var fileReads = map[Face]map[string]bool{
+	V1:    {"GET " + box + "/fs": true},
+	Agent: {"GET /files": true},
+}
+
 // recordedOfAgent are the operations of the agent that are recorded. Input, polls and reads are not.
 var recordedOfAgent = map[string]bool{
 	"/process.Process/Start": true, "/process.Process/Connect": true, "/process.Process/SendSignal": true,

@@ -17,6 +17,7 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
 	"github.com/pandastack/pandastack/internal/control/auth"
 	"github.com/pandastack/pandastack/internal/ingress/httpapi"
+	"github.com/pandastack/pandastack/internal/ingress/repl"
 	"github.com/pandastack/pandastack/internal/lib/budget"
 )
 
@@ -326,5 +327,25 @@ func TestLargeResponses(t *testing.T) {
 	a.json(t, &res)
 	if got, want := a.header.Get("Content-Length"), fmt.Sprint(len(a.body)); got != want || res.Stdout != "short" {
 		t.Errorf("a short response has length %s, want %s", got, want)
+	}
+}
+
+// oneContext is a guest that runs one context.
+type oneContext struct{ guestapi.Guest }
+
+func (oneContext) Processes(context.Context) ([]guestapi.ProcessInfo, error) {
+	return []guestapi.ProcessInfo{{PID: 1, Tag: "repl-bash-sh1"}}, nil
+}
+
+func TestContextsAreLimited(t *testing.T) {
+	w := newFixture(t, func(d *httpapi.Deps) {
+		boxes, _ := d.Sandboxes.(*fakeSandboxes)
+		d.Sandboxes, d.Cells = hostile{boxes, oneContext{}}, &repl.Runner{MaxContexts: 1}
+	})
+	_, path := w.create()
+	e := w.do("POST", path+"/repl/sessions", `{"language":"bash"}`).failed(t)
+	if e.Code != api.QuotaExceeded || e.Details["budget"] != "contexts" || e.Details["used"] != 1.0 ||
+		e.Details["allowed"] != 1.0 {
+		t.Errorf("start another context: %+v, want quota_exceeded with 1 of 1 used", e)
 	}
 }

@@ -65,7 +65,7 @@ func startSession(rq *request, req api.ReplSessionRequest) (api.ReplSession, err
 		if req.Cwd == "" {
 			req.Cwd = box.Workdir
 		}
-		c, err := repl.Create(ctx, g, l, req.Cwd, req.User)
+		c, err := rq.s.deps.Cells.Create(ctx, string(box.ID), g, l, req.Cwd, req.User)
 		if err != nil {
 			return api.ReplSession{}, replError(err, "a context for "+string(l))
 		}

@@ -273,8 +273,10 @@ func Close(ctx context.Context, g guestapi.Guest, c Context) error {
 	return err
 }
 
-// Runner runs cells, those of one context one after the other. Its zero value is ready to use.
+// Runner starts contexts and runs cells, those of one context one after the other. Its zero value is ready to use.
 type Runner struct {
+	MaxContexts int // that a sandbox may have when Create starts one more; 0: unlimited
+
 	mu    sync.Mutex
 	turns map[string]*turn    // guarded by mu
 	ended map[string][]string // ids of the last contexts that End ended, by sandbox; guarded by mu
@@ -289,6 +291,41 @@ const (
 
 // key identifies a context among those of all sandboxes.
 func key(sandbox string, c Context) string { return sandbox + "/" + c.ID }
+
+// createKey is the turn of Create in a sandbox. No context has such an id.
+const createKey = "/create"
+
+// Create starts a context as the function Create does, unless the sandbox has as many as it may have.
+//
+// The error is then a *budget.Error and guestapi.ErrBusy. Contexts that a template starts and those of Default count,
+// but are never refused: there is one of each language.
+func (r *Runner) Create(
+	ctx context.Context,
+	sandbox string,
+	g guestapi.Guest,
+	l Language,
+	dir, user string,
+) (Context, error) {
+	if r.MaxContexts == 0 {
+		return Create(ctx, g, l, dir, user)
+	}
+	done, err := r.acquireTurn(ctx, sandbox+createKey)
+	if err != nil {
+		return Context{}, err
+	}
+	defer done()
+	running, err := List(ctx, g)
+	if err != nil {
+		return Context{}, err
+	}
+	if n := len(running); n >= r.MaxContexts {
+		return Context{}, fmt.Errorf("%w: %w", guestapi.ErrBusy, &budget.Error{
+			Pool: "contexts", Level: "sandbox", Owner: sandbox,
+			Used: int64(n), Allowed: int64(r.MaxContexts), Wanted: 1,
+		})
+	}
+	return Create(ctx, g, l, dir, user)
+}
 
 // End ends a context as Close does, and makes Run return guestapi.ErrNotFound for it from then on.
 //

@@ -10,6 +10,7 @@ import (
 	"reflect"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -17,6 +18,7 @@ import (
 	"github.com/pandastack/pandastack/internal/guest/agent"
 	"github.com/pandastack/pandastack/internal/guest/process"
 	"github.com/pandastack/pandastack/internal/ingress/repl"
+	"github.com/pandastack/pandastack/internal/lib/budget"
 )
 
 // newGuest returns the guest agent as a plain process of this machine, which must have the program of a language.
@@ -299,6 +301,45 @@ func TestContexts(t *testing.T) {
 }
 
 // Many cells sent at once to one context run one after the other, and each gets its own result.
+// TestContextsAreLimited starts more contexts at once than a sandbox may have.
+func TestContextsAreLimited(t *testing.T) {
+	g := newGuest(t, repl.Bash)
+	r := repl.Runner{MaxContexts: 3}
+	first, err := r.Create(t.Context(), "sbx", g, repl.Bash, "", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var started atomic.Int32
+	var all sync.WaitGroup
+	for range 8 {
+		all.Go(func() {
+			_, err := r.Create(t.Context(), "sbx", g, repl.Bash, "", "")
+			over, ok := errors.AsType[*budget.Error](err)
+			switch {
+			case err == nil:
+				started.Add(1)
+			case !errors.Is(err, guestapi.ErrBusy) || !ok || over.Used != 3 || over.Allowed != 3:
+				t.Errorf("Create() over the limit = %v, want ErrBusy with 3 of 3 used", err)
+			}
+		})
+	}
+	all.Wait()
+	if n := started.Load(); n != 2 {
+		t.Errorf("%d contexts were started beside the first, want 2", n)
+	}
+	if _, err := repl.Default(t.Context(), g, repl.Bash); err != nil {
+		t.Errorf("the default context: %v, want it started", err)
+	}
+	for _, c := range []repl.Context{first, {ID: repl.DefaultID(repl.Bash), Language: repl.Bash}} {
+		if err := r.End(t.Context(), "sbx", g, c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := r.Create(t.Context(), "sbx", g, repl.Bash, "", ""); err != nil {
+		t.Errorf("Create() after a context has ended: %v", err)
+	}
+}
+
 func TestCellsTakeTurns(t *testing.T) {
 	g := newGuest(t, repl.Python)
 	box, err := repl.Create(t.Context(), g, repl.Python, "", "")

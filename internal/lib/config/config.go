@@ -76,6 +76,7 @@ type Audit struct {
 	Rate       int           `yaml:"entries_per_s" default:"200"`
 	Retention  time.Duration `yaml:"retention" default:"2160h"`
 	MaxEntries int           `yaml:"max_entries" default:"1000000"`
+	FileReads  bool          `yaml:"file_reads" default:"false"`
 }
 
 // Log configures what the node writes to standard error.
@@ -137,6 +138,7 @@ type Limits struct {
 	NetworkOut       int `yaml:"network_out_mbit" default:"0"`
 	Connections      int `yaml:"connections" default:"4096"`
 	NewConnections   int `yaml:"new_connections_per_s" default:"200"`
+	Contexts         int `yaml:"contexts" default:"64"`
 }
 
 // Sandbox holds the defaults of a new sandbox.

@@ -34,6 +34,7 @@ var settingDocs = map[string]string{
 	"rate_limit.failures_per_min": "Failed authentications a minute from one address. " +
 		"After that only keys that were used lately work from there; 0 is unlimited.",
 
+	"audit.file_reads": "Record reads of files of sandboxes, by the path: each file once a minute for one caller.",
 	"audit.entries_per_s": "Entries of the audit log a second for one workspace, and 20 times as many at once; " +
 		"refused " +
 		"calls have a tenth of it for themselves. Entries over it are dropped and counted; 0 is unlimited.",
@@ -109,6 +110,7 @@ var settingDocs = map[string]string{
 	"limits.network_out_mbit": "Mbit a second that a sandbox may send; 0 is unlimited.",
 	"limits.connections": "Connections that a sandbox may have opened at once; 0 is unlimited. The kernel drops what " +
 		"goes beyond.",
+	"limits.contexts": "Code contexts that a sandbox may have when one more is started; 0 is unlimited.",
 	"limits.new_connections_per_s": "Connections that a sandbox may open a second, after a burst of five times as " +
 		"many; 0 is unlimited.",
 

@@ -67,6 +67,7 @@ func (n *Node) Validate() error {
 		{"limits.disk_mib_per_s", n.Limits.DiskMiBPerSecond}, {"limits.disk_iops", n.Limits.DiskIOPS},
 		{"limits.network_in_mbit", n.Limits.NetworkIn}, {"limits.network_out_mbit", n.Limits.NetworkOut},
 		{"limits.connections", n.Limits.Connections}, {"limits.new_connections_per_s", n.Limits.NewConnections},
+		{"limits.contexts", n.Limits.Contexts},
 	} {
 		atLeast(l.path, l.value, 0)
 		if l.value > maxLimit {

@@ -92,12 +92,12 @@ func toContextResponse(c repl.Context) contextResponse {
 }
 
 // createContext starts a context, by default in the sandbox's own directory, and returns it with its directory.
-func createContext(ctx context.Context, g guestapi.Guest, l repl.Language, dir string) (repl.Context, error) {
-	c, err := repl.Create(ctx, g, l, dir, "")
+func (s *Server) createContext(ctx context.Context, t Target, l repl.Language, dir string) (repl.Context, error) {
+	c, err := s.runner.Create(ctx, t.ID, t.Guest, l, dir, "")
 	if err != nil || dir != "" {
 		return c, err
 	}
-	return repl.Find(ctx, g, c.ID)
+	return repl.Find(ctx, t.Guest, c.ID)
 }
 
 // maxBody bounds the body of a request, code and variables, in bytes.
@@ -160,7 +160,7 @@ func (s *Server) create(w http.ResponseWriter, r *http.Request, t Target) {
 		fail(w, err)
 		return
 	}
-	c, err := createContext(r.Context(), t.Guest, lang, req.Cwd)
+	c, err := s.createContext(r.Context(), t, lang, req.Cwd)
 	if err != nil {
 		fail(w, err)
 		return

@@ -30,12 +30,17 @@ type fixture struct {
 
 func newFixture(t *testing.T) *fixture {
 	t.Helper()
+	return newFixtureWith(t, &repl.Runner{})
+}
+
+func newFixtureWith(t *testing.T, runner *repl.Runner) *fixture {
+	t.Helper()
 	if _, err := exec.LookPath("python3"); err != nil {
 		t.Skipf("probe program: python3 is not installed on this machine")
 	}
 	g := agent.New(agent.Config{Reaper: process.NewReaper(false)})
 	t.Cleanup(g.Close)
-	s := interpreter.New(&repl.Runner{}, nil)
+	s := interpreter.New(runner, nil)
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		s.Serve(w, r, interpreter.Target{ID: "sbx", Guest: g})
 	}))
@@ -164,6 +169,17 @@ func TestHeaderIsSentBeforeOutput(t *testing.T) {
 }
 
 // Contexts are created, listed, restarted with the same id, and ended.
+func TestContextsAreLimited(t *testing.T) {
+	w := newFixtureWith(t, &repl.Runner{MaxContexts: 1})
+	if status, text := w.call("POST", "/contexts", `{"language":"bash"}`); status != http.StatusCreated {
+		t.Fatalf("create context = %d %s, want 201", status, text)
+	}
+	status, text := w.call("POST", "/contexts", `{"language":"bash"}`)
+	if status != http.StatusTooManyRequests || !strings.Contains(text, "contexts: this sandbox holds 1 of the 1") {
+		t.Errorf("create another context = %d %s, want 429", status, text)
+	}
+}
+
 func TestContexts(t *testing.T) {
 	w := newFixture(t)
 	var one struct{ ID, Language, Cwd string }
