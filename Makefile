@@ -34,7 +34,7 @@ check: lint ## lint, and whether everything generated is current
 	tools/generate.sh --check
 
 prepare: build ## make this machine ready: packages, guest kernel, data directory below .cache
-	$(SUDO) $(PANDASTACK) setup --yes
+	$(SUDO) $(PANDASTACK) setup --yes $(SETUP)
 
 # released runs a command and unmounts the data directory, whatever became of the command.
 released = @status=0; $(1) || status=$$?; $(MAKE) --no-print-directory release-data || status=1; exit $$status
@@ -66,6 +66,7 @@ test-memory: prepare ## boot guests of many memory sizes on every installed kern
 soak: prepare ## test/chaos with twenty times the rounds: kills, full disks, overload, a hostile tenant; about an hour
 	$(call released,$(SUDO) tools/test.sh soak)
 
+bench: SETUP := --bench
 bench: prepare ## measure a node over HTTP: a table, and .cache/bench.json
 	$(call released,$(SUDO) env PANDASTACK_BUILD_INSECURE_REGISTRIES=127.0.0.1:7893 $(PANDASTACK) bench --output .cache/bench.json)
 

@@ -77,7 +77,7 @@ func (r *run) until(ctx context.Context, id api.SandboxID, want api.Status) erro
 func (r *run) runc(ctx context.Context) error {
 	program, err := exec.LookPath("runc")
 	if err != nil {
-		return errors.New("runc is not installed; run 'apt-get install runc'")
+		return errors.New("runc is not installed; run 'pandastack setup --bench'")
 	}
 	bundle := filepath.Join(r.Work, "runc")
 	if err := makeBundle(ctx, program, bundle); err != nil {

@@ -88,17 +88,33 @@ func CheckGroups(names []string) error {
 	return nil
 }
 
-// Templates returns the templates that must be baked before a run.
+// ownTemplates are the templates of groups that use another one than Options.Template.
+var ownTemplates = map[string]string{"first_cell": cellTemplate, "first_screenshot": shotTemplate}
+
+// needsNothing are the groups that need no template.
+var needsNothing = []string{"oci_import", "runc", "pager"}
+
+// Templates returns the templates that must be baked before a run, the largest last.
 func (o Options) Templates() []string {
-	bare := func(group string) bool { return group == "pager" || group == "oci_import" } // these need no template
-	if len(o.Only) > 0 && !slices.ContainsFunc(o.Only, func(g string) bool { return !bare(g) }) {
-		return nil
+	groups := o.Only
+	if len(groups) == 0 {
+		groups = Groups()
 	}
-	sized := len(o.Only) == 0 || slices.Contains(o.Only, "fork") || slices.Contains(o.Only, "hibernate")
-	if !sized {
-		return []string{o.Template}
+	var main, sized, own []string
+	for _, p := range parts { // in their order, whatever the order of o.Only
+		name, hasOwn := ownTemplates[p.name]
+		switch {
+		case !slices.Contains(groups, p.name) || slices.Contains(needsNothing, p.name):
+		case hasOwn:
+			own = append(own, name)
+		default:
+			main = []string{o.Template}
+		}
+		if slices.Contains(groups, p.name) && (p.name == "fork" || p.name == "hibernate") {
+			sized = o.Sizes
+		}
 	}
-	return append([]string{o.Template}, o.Sizes...)
+	return slices.Concat(main, sized, own)
 }
 
 // cleanup is the time limit for deleting all sandboxes at the end.

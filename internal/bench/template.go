@@ -8,7 +8,7 @@ import (
 	"github.com/pandastack/pandastack/api"
 )
 
-// The templates whose first operations are measured if they are baked.
+// The templates whose first operations are measured.
 const (
 	cellTemplate   = "code-interpreter"
 	shotTemplate   = "browser"
@@ -18,22 +18,18 @@ const (
 	coldStartLimit = 300 // seconds
 )
 
-// has reports whether a template is baked. If not, it records the series as skipped.
-func (r *run) has(ctx context.Context, series, template string) (bool, error) {
+// baked returns an error unless a template is baked: its bake would be measured with the first sandbox.
+func (r *run) baked(ctx context.Context, template string) error {
 	t, err := r.cl.Templates.Get(ctx, template)
-	if err != nil {
-		return false, err
+	if err == nil && !t.Baked {
+		err = fmt.Errorf("%s is not baked; run 'pandastack template bake %[1]s'", template)
 	}
-	if !t.Baked {
-		r.report.Skipped[series] = template + " is not baked; run 'pandastack template bake " + template + "'"
-	}
-	return t.Baked, nil
+	return err
 }
 
 // firstCell measures the time from the create of a sandbox to the result of its first code cell.
 func (r *run) firstCell(ctx context.Context) error {
-	ok, err := r.has(ctx, "first_cell", cellTemplate)
-	if err != nil || !ok {
+	if err := r.baked(ctx, cellTemplate); err != nil {
 		return err
 	}
 	warm := r.series(
@@ -83,8 +79,7 @@ func (r *run) cell(ctx context.Context, id api.SandboxID, code, want string) err
 // firstScreenshot measures a screenshot by the browser that runs in the template, and then, for comparison, one by a
 // Chromium that has to start in the same guest.
 func (r *run) firstScreenshot(ctx context.Context) error {
-	ok, err := r.has(ctx, "first_screenshot", shotTemplate)
-	if err != nil || !ok {
+	if err := r.baked(ctx, shotTemplate); err != nil {
 		return err
 	}
 	first := r.series("first_screenshot", "create of a browser to its first screenshot of a local page", nil)

@@ -69,8 +69,9 @@ func (a *app) bench() *cobra.Command {
 		Short: "Benchmark a node over HTTP, with a cold boot and a container for comparison",
 		Long: "Benchmark the configured node, or one that is started for this command, over HTTP. The table\n" +
 			"compares with the targets of SPECIFICATION.md; --json and --output write every value. Measure on a\n" +
-			"quiet machine: the report has the load at the start of the run. The command fails if a group of\n" +
-			"series could not be measured.",
+			"quiet machine: the report has the load at the start of the run. The command bakes the templates it\n" +
+			"needs, and fails if a group of series could not be measured; pandastack setup --bench installs the\n" +
+			"container runtime of the comparison.",
 		Args: cobra.NoArgs,
 	}
 	f := c.Flags()

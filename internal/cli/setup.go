@@ -20,7 +20,7 @@ import (
 )
 
 func (a *app) setup() *cobra.Command {
-	var yes, remove bool
+	var yes, remove, bench bool
 	var kernel string
 	var image int
 	c := &cobra.Command{
@@ -36,6 +36,7 @@ func (a *app) setup() *cobra.Command {
 		"guest kernel: distribution, or tuned, which is compiled on this machine and takes minutes")
 	c.Flags().IntVar(&image, "image-gib", 0, "size of the sparse XFS image that holds the data directory if its file "+
 		"system has no reflinks (default: capacity.disk_image_gib, 40)")
+	c.Flags().BoolVar(&bench, "bench", false, "also install what pandastack bench compares with: runc")
 	c.Flags().BoolVar(&remove, "remove", false,
 		"remove the data directory with all its contents and the guest kernels; packages stay")
 	c.RunE = func(c *cobra.Command, _ []string) error {
@@ -50,7 +51,7 @@ func (a *app) setup() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		cfg := setup.Config{DataDir: l.DataDir, ImageGiB: l.Capacity.DiskImageGiB, Kernel: kernel}
+		cfg := setup.Config{DataDir: l.DataDir, ImageGiB: l.Capacity.DiskImageGiB, Kernel: kernel, Bench: bench}
 		if remove {
 			what := "This removes " + l.DataDir + " with every sandbox, snapshot and template in it."
 			if err := a.confirm(yes, what); err != nil {

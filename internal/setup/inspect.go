@@ -25,6 +25,9 @@ var needed = []string{"ca-certificates", "e2fsprogs", "mmdebstrap", "xfsprogs", 
 // configuration.
 const registryClient = "npm"
 
+// benchNeeds are the packages of the benchmark. Each is also the name of its program.
+var benchNeeds = []string{"runc"}
+
 // Inspect collects the facts of this machine. It changes nothing. It judges a data directory that does not exist by a
 // directory above it, and briefly mounts one on an image that is not mounted.
 func Inspect(ctx context.Context, c Config) (Facts, error) {
@@ -75,6 +78,7 @@ func (f *Facts) packages(ctx context.Context) error {
 				f.Missing = append(f.Missing, program)
 			}
 		}
+		f.BenchMissing = missingPrograms(benchNeeds)
 		return nil
 	}
 	all := append(slices.Clone(needed), kernel.BuildPackages...)
@@ -89,6 +93,7 @@ func (f *Facts) packages(ctx context.Context) error {
 	if !command.Exists(registryClient) { // often installed from another source than a package
 		f.Missing = append(f.Missing, registryClient)
 	}
+	f.BenchMissing = missingPrograms(benchNeeds) // container engines bring a runc in packages of their own
 	sources, err := apt.Sources("/")
 	if err != nil {
 		return err
@@ -97,6 +102,11 @@ func (f *Facts) packages(ctx context.Context) error {
 	lists, err := filepath.Glob("/var/lib/apt/lists/*Packages*")
 	f.HasLists = len(lists) > 0
 	return err
+}
+
+// missingPrograms returns the programs of a list that are not installed.
+func missingPrograms(list []string) []string {
+	return slices.DeleteFunc(slices.Clone(list), command.Exists)
 }
 
 func (f *Facts) data(dir string) error {

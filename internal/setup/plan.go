@@ -25,6 +25,7 @@ type Config struct {
 	DataDir  string
 	ImageGiB int    // size of the data directory's sparse XFS image, if one is needed
 	Kernel   string // KernelDistribution (also when empty) or KernelTuned
+	Bench    bool   // also what the benchmark compares with
 }
 
 // Facts are the inputs of the plan, as Inspect finds them.
@@ -44,6 +45,7 @@ type Facts struct {
 	Kernel       string // installed distribution kernel; empty: none, or damaged
 	Tuned        string // installed tuned kernel; empty: none, or damaged
 	BuildMissing []string
+	BenchMissing []string
 }
 
 // Kind is the kind of a step.
@@ -106,6 +108,9 @@ func Plan(c Config, f Facts) ([]Step, error) {
 	missing := slices.Clone(f.Missing)
 	if c.Kernel == KernelTuned && f.Tuned == "" {
 		missing = append(missing, f.BuildMissing...)
+	}
+	if c.Bench {
+		missing = append(missing, f.BenchMissing...)
 	}
 	kernel := f.Kernel == "" && f.Tuned == "" && c.Kernel != KernelTuned
 	build := f.Tuned == "" && c.Kernel == KernelTuned

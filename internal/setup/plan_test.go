@@ -22,6 +22,7 @@ func bare() setup.Facts {
 		Root: true, Debian: true, Distribution: "Debian GNU/Linux 12 (bookworm)", Codename: "bookworm",
 		Missing:      []string{"mmdebstrap", "xfsprogs"},
 		BuildMissing: []string{"bc", "flex"},
+		BenchMissing: []string{"runc"},
 	}
 }
 
@@ -41,6 +42,8 @@ func TestPlan(t *testing.T) {
 	config := setup.Config{DataDir: "/var/lib/pandastack", ImageGiB: 40}
 	tuned := config
 	tuned.Kernel = setup.KernelTuned
+	bench := config
+	bench.Bench = true
 	rows := []struct {
 		name   string
 		config setup.Config
@@ -50,6 +53,13 @@ func TestPlan(t *testing.T) {
 		{"bare-trixie", config, with(bare(), func(f *setup.Facts) { f.Codename, f.HasLists = "trixie", true })},
 		{"ready", config, ready()},
 		{"ready-but-tuned-wanted", tuned, ready()},
+		{"ready-but-bench-wanted", bench, ready()},
+		{"bench-ready", bench, with(ready(), func(f *setup.Facts) { f.BenchMissing = nil })},
+		{
+			"bench-on-other-distribution",
+			bench,
+			with(ready(), func(f *setup.Facts) { f.Debian, f.Distribution = false, "Fedora Linux 44" }),
+		},
 		{"tuned-there", tuned, with(ready(), func(f *setup.Facts) { f.Kernel, f.Tuned = "", "6.12" })},
 		{"after-restart", config, with(ready(), func(f *setup.Facts) { f.Mounted, f.Reflink = false, false })},
 		{"old-qemu", config, with(ready(), func(f *setup.Facts) { f.QEMUMajor, f.Backports = 7, false })},

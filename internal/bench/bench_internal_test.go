@@ -1,0 +1,23 @@
+package bench
+
+import (
+	"slices"
+	"testing"
+)
+
+func TestTemplates(t *testing.T) {
+	for _, c := range []struct {
+		only, want []string
+	}{
+		{nil, []string{"base", "mini", "mini.1g", "code-interpreter", "browser"}},
+		{[]string{"runc", "pager", "oci_import"}, nil},
+		{[]string{"idle"}, []string{"base"}},
+		{[]string{"first_screenshot", "first_cell"}, []string{"code-interpreter", "browser"}},
+		{[]string{"hibernate", "first_cell"}, []string{"base", "mini", "mini.1g", "code-interpreter"}},
+	} {
+		got := Options{Template: "base", Sizes: []string{"mini", "mini.1g"}, Only: c.only}.Templates()
+		if !slices.Equal(got, c.want) {
+			t.Errorf("Templates() = %v for the groups %v, want %v", got, c.only, c.want)
+		}
+	}
+}
