@@ -25,6 +25,8 @@ require (
 	github.com/uptrace/bun/dialect/sqlitedialect v1.3.0
 	github.com/vishvananda/netlink v1.3.1
 	github.com/vishvananda/netns v0.0.5
+	github.com/xdg-go/scram v1.4.0
+	github.com/xdg-go/stringprep v1.0.4
 	go.yaml.in/yaml/v4 v4.0.0-rc.6
 	gocloud.dev v0.47.0
 	golang.org/x/sync v0.24.0
