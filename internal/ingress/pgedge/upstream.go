@@ -184,7 +184,7 @@ func (b *Backend) send(m interface{ Encode([]byte) ([]byte, error) }) error {
 	return err
 }
 
-// Cancel asks a server to cancel what a session does, and returns when the server has read the request.
+// Cancel asks a server to cancel what a session does, and returns when the server has read that.
 func Cancel(ctx context.Context, e Endpoint, target Target, pid uint32, secret []byte) error {
 	conn, err := e.Dial(ctx, target)
 	if err != nil {
