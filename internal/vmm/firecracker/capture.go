@@ -168,9 +168,6 @@ func (m *machine) capture(ctx context.Context) (*capture, error) {
 	if err := m.dropBase(); err != nil {
 		return nil, err
 	}
-	if err := vmmproc.WriteRecord(m.spec.Dir, m.record); err != nil {
-		return nil, err
-	}
 	m.closeChannel()
 	request := fcapi.SnapshotCreate{Type: kind, State: captureState, Memory: captureMemory}
 	if err := m.api.CreateSnapshot(ctx, request); err != nil {

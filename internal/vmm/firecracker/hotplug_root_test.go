@@ -343,6 +343,53 @@ func count(all []fctest.Request, op string) (n int) {
 	return n
 }
 
+// TestKilledDuringCapture adopts a machine whose host agent was killed during a capture. Its next capture is a full
+// one, because it is unknown which dirty pages Firecracker has forgotten.
+func TestKilledDuringCapture(t *testing.T) {
+	w := newFixture(t, "1.17.0")
+	h := vmmtest.Bake(t, w.lab())
+	for name, op := range map[string]string{
+		"before_the_snapshot": "",
+		"in_the_snapshot":     "PUT /snapshot/create",
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := h.Restore(t)
+			m.Put(t, "/root/kept", []byte("kept"))
+			if err := errors.Join(m.Link.Freeze(t.Context(), true), m.Pause(t.Context())); err != nil {
+				t.Fatal(err)
+			}
+			base := filepath.Join(m.Spec.Dir, "base")
+			if op == "" { // the capture ends where it removes the base
+				if err := errors.Join(os.Remove(base), os.MkdirAll(filepath.Join(base, "x"), 0o700)); err != nil {
+					t.Fatal(err)
+				}
+			} else {
+				w.program.Fail(t, fctest.Fault{ID: m.Spec.ID, Op: op, Do: fctest.Refuse})
+			}
+			if c, err := m.Capture(t.Context()); err == nil {
+				t.Fatal("Capture succeeded, want an error", c.Close())
+			}
+			w.program.Fail(t)
+			if err := errors.Join(os.RemoveAll(base), os.WriteFile(base+".new", nil, 0o600)); err != nil {
+				t.Fatal(err)
+			}
+			if err := errors.Join(m.Link.Close(), h.Driver.(*firecracker.Driver).Close()); err != nil {
+				t.Fatal(err)
+			}
+			h.Driver = w.open(t)
+			n, err := h.Driver.Adopt(t.Context(), m.Spec)
+			if err != nil {
+				t.Fatal(err)
+			}
+			image, disk := h.Save(t, &vmmtest.Machine{Machine: n, Spec: m.Spec, Image: m.Image})
+			if got := kinds(w.requests(t, m.Spec.ID)); !strings.HasSuffix(got, "Full ") {
+				t.Errorf("got snapshots %q, want a full one at the end", got)
+			}
+			h.RestoreFrom(t, image, disk).WantFile(t, "/root/kept", []byte("kept"))
+		})
+	}
+}
+
 // TestCaptureTwice captures a stopped machine twice. There must be only one snapshot. Machines can
 // be loaded from both captures, even after the first is closed, and the next capture contains later
 // changes.

@@ -217,6 +217,9 @@ func (m *machine) setBase(path string, f *os.File) error {
 		}
 	}
 	name := filepath.Join(m.spec.Dir, baseFile)
+	if err := removeIfThere(name + ".new"); err != nil { // of a host agent that was killed here
+		return err
+	}
 	if err := os.Link(path, name+".new"); err != nil {
 		return fmt.Errorf("%w (images must be on the file system of machines)", err)
 	}
@@ -224,23 +227,24 @@ func (m *machine) setBase(path string, f *os.File) error {
 		return err
 	}
 	// rename(2) does nothing if both names are links to the same file.
-	if err := os.Remove(name + ".new"); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := removeIfThere(name + ".new"); err != nil {
 		return err
 	}
 	m.record.Base = key
 	return nil
 }
 
-// dropBase makes the next capture a full one.
+// dropBase makes the next capture a full one. The record says so first, because a monitor whose base is not the
+// recorded one is not adopted.
 func (m *machine) dropBase() error {
 	m.mu.Lock()
 	old := m.base
 	m.base = nil
 	m.mu.Unlock()
 	m.record.Base = vmmproc.FileKey{}
-	err := os.Remove(filepath.Join(m.spec.Dir, baseFile))
-	if errors.Is(err, fs.ErrNotExist) {
-		err = nil
+	err := vmmproc.WriteRecord(m.spec.Dir, m.record)
+	if err == nil {
+		err = removeIfThere(filepath.Join(m.spec.Dir, baseFile))
 	}
 	if old != nil {
 		err = errors.Join(err, old.Close())
