@@ -273,6 +273,7 @@ func (n *node) host(ctx context.Context) (*agent.Host, error) {
 			FreezeTimeout:  n.Config.Sandbox.GuestTimeout,
 			DiskReserveMiB: c.DiskReserveMiB,
 			DiskOvercommit: c.DiskOvercommit,
+			Places:         volumePlaces,
 			Limits:         n.limits(),
 			Admission: machine.Admission{
 				ReserveMiB: c.MemoryReserveMiB, Overcommit: float64(c.MemoryOvercommit) / 100,
@@ -313,6 +314,9 @@ func (n *node) host(ctx context.Context) (*agent.Host, error) {
 	n.run(ctx, "network", pool.Run)
 	return host, nil
 }
+
+// volumePlaces is the number of drives for volumes that every template is baked with.
+const volumePlaces = 4
 
 // limits returns the I/O limits that every machine has.
 func (n *node) limits() hostapi.Limits {

@@ -65,3 +65,9 @@ type Halter interface {
 	// Halt is Pause without the preparations for a capture.
 	Halt(ctx context.Context) error
 }
+
+// DiskResizer is a Machine whose guest can learn of a larger disk while it runs.
+type DiskResizer interface {
+	// ResizeDisk announces the size of disk n, whose file has grown, to the guest of a machine that was loaded.
+	ResizeDisk(ctx context.Context, n int) error
+}

@@ -317,6 +317,7 @@ func open(ctx context.Context, dir string, log io.Writer) (_ *lab, err error) {
 	cfg := agent.Config{DataDir: dir, Recipes: recipes, Machine: machine.Config{
 		OnStep:        onStep,
 		FreezeTimeout: freezeTimeout,
+		Places:        4,
 		Allocated:     disk.Allocated,
 		Kernel: func(context.Context) (machine.Kernel, error) {
 			return machine.Kernel{Kernel: boot.Kernel, Initramfs: boot.Initramfs, Cmdline: boot.Cmdline}, nil

@@ -89,7 +89,7 @@ func AppendIdentity(b []byte, i *Identity) []byte {
 		w.str(path)
 		w.bytes(content)
 	}
-	if len(i.Mounts) == 0 { // agents in older snapshots cannot decode mounts
+	if len(i.Mounts) == 0 && len(i.Volumes) == 0 { // agents in older snapshots cannot decode mounts
 		return w
 	}
 	w.uint(uint64(len(i.Mounts)))
@@ -97,6 +97,13 @@ func AppendIdentity(b []byte, i *Identity) []byte {
 		w.uint(uint64(m.Disk))
 		w.str(m.Dir)
 		w.strs(m.Options)
+	}
+	if len(i.Volumes) == 0 { // agents in snapshots without places for volumes cannot decode volumes
+		return w
+	}
+	w.uint(uint64(len(i.Volumes)))
+	for _, v := range i.Volumes {
+		w.volume(&v)
 	}
 	return w
 }
@@ -124,6 +131,11 @@ func ParseIdentity(b []byte) (Identity, error) {
 				i.Mounts,
 				Mount{Disk: int(p.uintMax(maxListItems)), Dir: p.str(MaxPath), Options: p.strs(maxListItems, MaxName)},
 			)
+		}
+	}
+	if len(p.b) > 0 {
+		for n := p.uintMax(maxListItems); n > 0 && !p.bad; n-- {
+			i.Volumes = append(i.Volumes, p.volume())
 		}
 	}
 	return i, p.end()

@@ -7,7 +7,7 @@ import (
 
 // errorCodes is the order of errors on the wire; code 0 is success.
 var errorCodes = []error{nil, ErrInternal, ErrInvalid, ErrNotFound, ErrExists, ErrPermission, ErrNotDir, ErrIsDir,
-	ErrNoSpace, ErrBusy, ErrRefused, ErrLost, context.Canceled, context.DeadlineExceeded}
+	ErrNoSpace, ErrBusy, ErrRefused, ErrLost, context.Canceled, context.DeadlineExceeded, ErrInUse, ErrDamaged}
 
 // Error is an error that a guest returned: one of the errors of this package, and the guest's text.
 type Error struct {

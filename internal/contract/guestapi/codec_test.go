@@ -51,6 +51,7 @@ var (
 			{Disk: 1, Dir: "/data", Options: []string{"noatime", "commit=30"}},
 			{Disk: 2, Dir: "/more"},
 		},
+		Volumes: []VolumeMount{{Disk: 3, Dir: "/vol", ReadOnly: true, Bytes: 1 << 40, Check: true}},
 	}
 	stats = Stats{
 		MemTotal:     1,
@@ -130,10 +131,18 @@ func TestRoundTrip(t *testing.T) {
 	checkRoundTrip(t, path, err, "/run/socket")
 	sync, err := ParseFreeze(AppendFreeze(nil, true))
 	checkRoundTrip(t, sync, err, true)
-	for _, id := range []Identity{identity, {}} {
+	noMounts := identity
+	noMounts.Mounts = nil
+	for _, id := range []Identity{identity, noMounts, {}} {
 		got, err := ParseIdentity(AppendIdentity(nil, &id))
 		checkRoundTrip(t, got, err, id)
 	}
+	action := VolumeRequest{Action: VolumeUnmount, Volume: identity.Volumes[0], Force: true}
+	gotAction, err := ParseVolumeRequest(AppendVolumeRequest(nil, &action))
+	checkRoundTrip(t, gotAction, err, action)
+	report := VolumeReport{Check: CheckRepaired, Log: "fixed", Clean: true}
+	gotReport, err := ParseVolumeReport(AppendVolumeReport(nil, &report))
+	checkRoundTrip(t, gotReport, err, report)
 	gotStats, err := ParseStats(AppendStats(nil, &stats))
 	checkRoundTrip(t, gotStats, err, stats)
 }

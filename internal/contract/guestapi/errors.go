@@ -15,6 +15,8 @@ var (
 	ErrBusy       = errors.New("too many at once")
 	ErrRefused    = errors.New("connection refused in the sandbox")
 	ErrInternal   = errors.New("guest agent failed")
+	ErrInUse      = errors.New("programs use it")
+	ErrDamaged    = errors.New("file system is damaged")
 	// ErrTooLarge means that the host refused a response. Guests do not return it.
 	ErrTooLarge = errors.New("response is too large")
 	// ErrLost means that the channel ended: the machine died, was hibernated, or was restored.

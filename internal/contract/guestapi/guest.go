@@ -246,6 +246,7 @@ type Identity struct {
 	DiskGrow   bool              // grow the root file system to its disk
 	Files      map[string][]byte // small files to write, by path; every user may read them
 	Mounts     []Mount           // disks to mount before the workload continues; only after a boot, not a restore
+	Volumes    []VolumeMount     // volumes to mount before the workload continues
 }
 
 // Mount is a disk of the machine with an ext4 file system, and where to mount it.
@@ -282,4 +283,6 @@ type Backend interface {
 	// Restore makes the machine the one of id: entropy, clock, host name, machine id, network; then its workload
 	// continues. The host requests it after every boot and restore. It returns when all of that is done.
 	Restore(ctx context.Context, id Identity) error
+	// Volume mounts a volume, unmounts one, or does what else the request says.
+	Volume(ctx context.Context, req VolumeRequest) (VolumeReport, error)
 }

@@ -28,6 +28,7 @@ const (
 	OpRestore   Op = 19 // Identity
 	// OpDialSocket is as OpDial, with the path of a Unix socket.
 	OpDialSocket Op = 20
+	OpVolume     Op = 21 // VolumeRequest; a VolumeReport
 )
 
 // InputKind begins every message from the host to a process.

@@ -41,6 +41,19 @@ func (l *Link) Stats(ctx context.Context) (guestapi.Stats, error) {
 	return s, nil
 }
 
+// Volume asks the guest for an action on a volume; see guestapi.Backend.
+func (l *Link) Volume(ctx context.Context, req guestapi.VolumeRequest) (guestapi.VolumeReport, error) {
+	response, err := l.call(ctx, guestapi.OpVolume, guestapi.AppendVolumeRequest(nil, &req))
+	if err != nil {
+		return guestapi.VolumeReport{}, err
+	}
+	r, err := guestapi.ParseVolumeReport(response)
+	if err != nil {
+		return guestapi.VolumeReport{}, linkError(err)
+	}
+	return r, nil
+}
+
 // Ports implements guestapi.Guest.
 func (l *Link) Ports(ctx context.Context) ([]guestapi.Port, error) {
 	response, err := l.call(ctx, guestapi.OpPorts, nil)

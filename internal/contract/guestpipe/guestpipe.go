@@ -1,7 +1,7 @@
 // Package guestpipe is the host's end of hostapi.Host.DialGuest: it serves a guest over a byte stream.
 //
 // The stream carries the guest protocol, as package guestlink speaks it. Only what users of a guest need is
-// served: Freeze, Thaw and Restore belong to the host.
+// served: Freeze, Thaw, Restore and volumes belong to the host.
 package guestpipe
 
 import (
@@ -53,6 +53,11 @@ func (users) Thaw(context.Context) error { return errHostOnly }
 
 // Restore implements guestapi.Backend.
 func (users) Restore(context.Context, guestapi.Identity) error { return errHostOnly }
+
+// Volume implements guestapi.Backend.
+func (users) Volume(context.Context, guestapi.VolumeRequest) (guestapi.VolumeReport, error) {
+	return guestapi.VolumeReport{}, errHostOnly
+}
 
 // conn is the caller's end. It makes the stream when it is first used.
 type conn struct {

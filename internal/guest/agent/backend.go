@@ -14,6 +14,7 @@ import (
 	"github.com/pandastack/pandastack/internal/guest/ports"
 	"github.com/pandastack/pandastack/internal/guest/process"
 	"github.com/pandastack/pandastack/internal/guest/system"
+	"github.com/pandastack/pandastack/internal/guest/volume"
 )
 
 // Config configures a Backend.
@@ -31,6 +32,7 @@ type Backend struct {
 	lifecycle
 	processes *process.Table
 	ports     ports.Ports
+	volumes   *volume.Manager
 }
 
 // lifecycle is what system.Control serves.
@@ -45,12 +47,14 @@ var _ guestapi.Backend = (*Backend)(nil)
 // New returns the backend of this machine.
 func New(cfg Config) *Backend {
 	processes := process.New(process.Config{Reaper: cfg.Reaper, Cgroup: cfg.Cgroup})
+	volumes := volume.New(cfg.Reaper.Output)
 	return &Backend{
 		ProcessManager: processes,
 		FileSystem:     &files.Files{Users: passwd.Database{}, DefaultUser: processes.DefaultUser},
-		lifecycle:      system.New(cfg.System, cfg.Workload, processes),
+		lifecycle:      system.New(cfg.System, cfg.Workload, processes, volumes),
 		processes:      processes,
 		ports:          ports.Ports{Proc: "/proc"},
+		volumes:        volumes,
 	}
 }
 
@@ -72,3 +76,8 @@ func (b *Backend) DialSocket(ctx context.Context, path string) (net.Conn, error)
 
 // Stats implements guestapi.Guest.
 func (b *Backend) Stats(context.Context) (guestapi.Stats, error) { return system.Stats("/proc", "/") }
+
+// Volume implements guestapi.Backend.
+func (b *Backend) Volume(_ context.Context, req guestapi.VolumeRequest) (guestapi.VolumeReport, error) {
+	return b.volumes.Do(req)
+}

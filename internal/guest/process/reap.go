@@ -3,8 +3,10 @@ package process
 import (
 	"errors"
 	"fmt"
+	"os"
 	"runtime"
 	"sync"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -112,4 +114,48 @@ func (r *Reaper) signal(pid int, sig unix.Signal, group bool) error {
 		return unix.Kill(-pid, sig)
 	}
 	return unix.Kill(pid, sig)
+}
+
+// maxOutput bounds the result of Output, in bytes.
+const maxOutput = 16 << 10
+
+// Output runs a program of the machine itself, outside the workload.
+// It returns the end of what the program printed and its exit code, or 128 and the number of the signal that ended it.
+func (r *Reaper) Output(argv []string) (output string, code int, err error) {
+	read, write, err := os.Pipe()
+	if err != nil {
+		return "", 0, err
+	}
+	defer read.Close()
+	null, err := os.Open(os.DevNull)
+	if err != nil {
+		return "", 0, errors.Join(err, write.Close())
+	}
+	exited := make(chan status, 1)
+	attr := &syscall.ProcAttr{
+		Dir: "/", Env: []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LANG=C"},
+		Files: []uintptr{null.Fd(), write.Fd(), write.Fd()}, Sys: &syscall.SysProcAttr{Setsid: true},
+	}
+	_, err = r.start(
+		func() (int, error) { return syscall.ForkExec(argv[0], argv, attr) },
+		func(s status) { exited <- s },
+	)
+	if err = errors.Join(err, write.Close(), null.Close()); err != nil {
+		return "", 0, fmt.Errorf("run %s: %w", argv[0], err)
+	}
+	var all []byte
+	part := make([]byte, 4<<10)
+	for {
+		n, err := read.Read(part)
+		all = append(all, part[:n]...)
+		all = all[max(0, len(all)-maxOutput):]
+		if err != nil { // io.EOF: the program has ended, or closed its output
+			break
+		}
+	}
+	s := <-exited
+	if s.wait.Signaled() {
+		return string(all), 128 + int(s.wait.Signal()), nil
+	}
+	return string(all), s.wait.ExitStatus(), nil
 }

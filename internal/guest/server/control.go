@@ -70,3 +70,15 @@ func (r *request) stats(ctx context.Context) error {
 	}
 	return r.reply(ctx, guestapi.AppendStats(nil, &stats))
 }
+
+func (r *request) volume(ctx context.Context) error {
+	req, err := guestapi.ParseVolumeRequest(r.body)
+	if err != nil {
+		return fmt.Errorf("%w: %w", guestapi.ErrInvalid, err)
+	}
+	report, err := r.h.s.backend.Volume(ctx, req)
+	if err != nil {
+		return err
+	}
+	return r.reply(ctx, guestapi.AppendVolumeReport(nil, &report))
+}

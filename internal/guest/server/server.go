@@ -287,6 +287,8 @@ func (r *request) serve(ctx context.Context) error {
 		return r.stats(ctx)
 	case guestapi.OpRestore:
 		return r.restore(ctx)
+	case guestapi.OpVolume:
+		return r.volume(ctx)
 	}
 	return fmt.Errorf("%w: operation %d", guestapi.ErrInvalid, r.op)
 }

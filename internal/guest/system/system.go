@@ -63,19 +63,25 @@ type Forks interface {
 	SetDefaults(env map[string]string, user string)
 }
 
+// Volumes mounts volumes.
+type Volumes interface {
+	Mount(v guestapi.VolumeMount) error
+}
+
 // Control restores, freezes and thaws one machine.
 type Control struct {
 	sys      System
 	workload Workload
 	forks    Forks
+	attached Volumes
 
 	mu   sync.Mutex
 	last guestapi.Identity // as restored
 }
 
 // New returns the control of a machine that has no identity yet.
-func New(sys System, workload Workload, forks Forks) *Control {
-	return &Control{sys: sys, workload: workload, forks: forks}
+func New(sys System, workload Workload, forks Forks, attached Volumes) *Control {
+	return &Control{sys: sys, workload: workload, forks: forks, attached: attached}
 }
 
 // Freeze stops the workload; see guestapi.Guest. If it fails, the workload continues to run.
@@ -118,7 +124,8 @@ func (c *Control) Restore(ctx context.Context, id guestapi.Identity) error {
 		do   func(*guestapi.Identity) error
 	}{
 		{"entropy", c.entropy}, {"clock", c.clock}, {"hostname", c.hostname}, {"machine id", c.machineID},
-		{"boot id", c.bootID}, {"network", c.network}, {"disk", c.disk}, {"mounts", c.mounts}, {"files", c.files},
+		{"boot id", c.bootID}, {"network", c.network}, {"disk", c.disk}, {"mounts", c.mounts},
+		{"volumes", c.volumes}, {"files", c.files},
 	}
 	for _, step := range steps {
 		if err := step.do(&id); err != nil {
@@ -277,6 +284,16 @@ func (c *Control) mounts(id *guestapi.Identity) error {
 			}
 		}
 		if err := c.sys.Mount("/dev/vd"+string(rune('a'+m.Disk)), path.Clean(m.Dir), m.Options); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// volumes mounts the volumes. It comes before the workload continues: its programs find them.
+func (c *Control) volumes(id *guestapi.Identity) error {
+	for _, v := range id.Volumes {
+		if err := c.attached.Mount(v); err != nil {
 			return err
 		}
 	}

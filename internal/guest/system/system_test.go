@@ -76,9 +76,14 @@ func (f *fake) SetDefaults(env map[string]string, user string) {
 	f.env, f.user = env, user
 }
 
+// mounter is the Volumes of a fake.
+type mounter struct{ f *fake }
+
+func (m mounter) Mount(v guestapi.VolumeMount) error { return m.f.step("volume %d %s", v.Disk, v.Dir) }
+
 func newFake() (*fake, *Control) {
 	f := &fake{files: map[string]string{"/etc/hosts": "127.0.0.1 localhost\n127.0.1.1 old\n10.0.0.1 mine\n"}}
-	return f, New(f, f, f)
+	return f, New(f, f, f, mounter{f})
 }
 
 func identity() guestapi.Identity {
@@ -90,8 +95,9 @@ func identity() guestapi.Identity {
 			DNS:     []string{"9.9.9.9"},
 			MTU:     1400,
 		},
-		Files:  map[string][]byte{"/run/token": []byte("secret")},
-		Mounts: []guestapi.Mount{{Disk: 1, Dir: "/data/", Options: []string{"noatime"}}, {Disk: 2, Dir: "/more"}}}
+		Files:   map[string][]byte{"/run/token": []byte("secret")},
+		Mounts:  []guestapi.Mount{{Disk: 1, Dir: "/data/", Options: []string{"noatime"}}, {Disk: 2, Dir: "/more"}},
+		Volumes: []guestapi.VolumeMount{{Disk: 3, Dir: "/vol"}}}
 }
 
 func TestRestoreDoesEveryStep(t *testing.T) {
@@ -105,6 +111,7 @@ func TestRestoreDoesEveryStep(t *testing.T) {
 	want := []string{"freeze", "sync", "entropy 64", "clock 1795000000", "hostname panda-1", "write /etc/hostname 644",
 		"write /etc/hosts 644", "write /etc/machine-id 444", "boot id", "network 192.168.241.2/29 192.168.241.1 1400",
 		"write /etc/resolv.conf 644", "grow", "mount /dev/vdb /data [noatime]", "mount /dev/vdc /more []",
+		"volume 3 /vol",
 		"write /run/token 644", "thaw"}
 	if !slices.Equal(f.steps, want) {
 		t.Errorf("got steps\n%q, want\n%q", f.steps, want)

@@ -18,6 +18,7 @@ import (
 	"github.com/pandastack/pandastack/internal/host/snapshot"
 	"github.com/pandastack/pandastack/internal/host/snapshot/lazy"
 	"github.com/pandastack/pandastack/internal/host/snapshot/remote"
+	"github.com/pandastack/pandastack/internal/host/volume"
 	"github.com/pandastack/pandastack/internal/vmm"
 )
 
@@ -65,6 +66,7 @@ type Host struct {
 	deps     Deps
 	hub      hub
 	store    *snapshot.Store
+	volumes  *volume.Store // nil: there are none
 	machines *machine.Manager
 	baker    *bake.Baker
 	images   images
@@ -117,6 +119,11 @@ func (h *Host) Open(ctx context.Context) error {
 	}
 	cfg.Dir = filepath.Join(h.cfg.DataDir, machinesDir)
 	deps.Store, deps.Log = store, h.deps.Log
+	volumes, err := h.openVolumes()
+	if err != nil {
+		return err
+	}
+	deps.Volumes = volumes
 	deps.Emit = func(e machine.Event) { h.hub.emit(eventOf(e)) }
 	machines, err := machine.New(cfg, deps)
 	if err != nil {
@@ -124,7 +131,7 @@ func (h *Host) Open(ctx context.Context) error {
 	}
 	baker, err := bake.New(bake.Config{
 		Dir: filepath.Join(h.cfg.DataDir, "bake"), Recipes: h.cfg.Recipes, Machines: machines, Store: store,
-		Platform: h.deps.Platform, Rewrite: h.deps.Rewrite, Clone: deps.Disks.Clone, Log: h.deps.Log,
+		Platform: h.platform(cfg.Places), Rewrite: h.deps.Rewrite, Clone: deps.Disks.Clone, Log: h.deps.Log,
 		Share: h.deps.Share, PunchPages: h.deps.PunchPages,
 		JITWarmup: deps.Driver.Capabilities().Capture.Checkpoints, IsWarmedUp: checkpointStatus(deps.Driver),
 	})
@@ -138,8 +145,19 @@ func (h *Host) Open(ctx context.Context) error {
 	if err := h.images.open(); err != nil {
 		return errors.Join(err, machines.Close())
 	}
-	h.store, h.machines, h.baker = store, machines, baker
+	h.store, h.machines, h.baker, h.volumes = store, machines, baker, volumes
 	return nil
+}
+
+// platform returns the platform of templates: machines of one have the places for volumes that it was baked with.
+func (h *Host) platform(places int) func(context.Context) (string, error) {
+	if places == 0 {
+		return h.deps.Platform
+	}
+	return func(ctx context.Context) (string, error) {
+		text, err := h.deps.Platform(ctx)
+		return fmt.Sprintf("%s places=%d", text, places), err
+	}
 }
 
 // checkpointStatus returns a function that reports whether machines of a snapshot start from a monitor checkpoint that

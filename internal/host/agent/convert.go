@@ -10,7 +10,7 @@ func createRequest(req hostapi.Create) machine.CreateRequest {
 	return machine.CreateRequest{
 		ID: req.ID, Template: req.Template, Snapshot: req.Snapshot, DiskMiB: req.DiskMiB, MemoryMiB: req.MemoryMiB,
 		Hostname: req.Hostname, Env: req.Env, Files: req.Files, Persistent: req.Persistent, Egress: req.Egress,
-		Limits: req.Limits, Group: req.Group, Labels: req.Labels,
+		Limits: req.Limits, Group: req.Group, Labels: req.Labels, Volumes: req.Volumes,
 	}
 }
 
@@ -30,10 +30,12 @@ func machineOf(host hostapi.HostID, v machine.View) hostapi.Machine {
 		VCPUs: v.VCPUs, MemoryMiB: v.MemoryMiB, DiskMiB: v.DiskMiB, GuestIP: v.GuestIP, Tap: v.Tap, MAC: v.MAC,
 		PID: v.PID, Generation: v.Generation, BootMode: v.BootMode, Boot: v.Boot, Pause: v.Pause, Created: v.Created,
 		Persistent: v.Persistent, Egress: v.Egress, Limits: v.Limits, Labels: v.Labels, Reason: v.Reason,
-		PauseReason: v.PauseReason, Group: v.Group, DiskBytes: v.DiskBytes,
+		PauseReason: v.PauseReason, Group: v.Group, DiskBytes: v.DiskBytes, Volumes: v.Volumes,
 	}
 	for _, d := range v.Disks {
-		out.Disks = append(out.Disks, hostapi.DataDisk{Name: d.Name, SizeMiB: d.MiB, Mount: d.Mount})
+		if d.Place == 0 { // others are in Volumes
+			out.Disks = append(out.Disks, hostapi.DataDisk{Name: d.Name, SizeMiB: d.MiB, Mount: d.Mount})
+		}
 	}
 	for _, p := range v.Phases {
 		out.Phases = append(out.Phases, hostapi.Phase{Name: p.Name, Took: p.Took})

@@ -93,11 +93,12 @@ func (m *Manager) bootLaunch(op *operation, req Boot) (*launch, error) {
 	if err != nil {
 		return nil, err
 	}
-	l := m.newLaunch(op, plan)
+	l, places := m.newLaunch(op, plan), m.cfg.Places
 	if req.From != "" {
 		if l.snap, err = m.acquireSnapshot(op, req.From); err != nil {
 			return nil, err
 		}
+		places = l.snap.Places()
 	}
 	if req.WaitForRoot {
 		l.argument = guestapi.WaitForRootArgument
@@ -105,7 +106,8 @@ func (m *Manager) bootLaunch(op *operation, req Boot) (*launch, error) {
 	l.disks = images
 	l.rec = record{
 		ID: req.ID, State: creating, Template: req.Template, Base: req.From, VCPUs: req.VCPUs, MemoryMiB: req.MemoryMiB,
-		DiskMiB: plan.diskMiB, Data: data, Slot: -1, Hostname: string(req.ID), User: req.User, Workdir: req.Workdir,
+		DiskMiB: plan.diskMiB, Data: data, Places: places, Slot: -1,
+		Hostname: string(req.ID), User: req.User, Workdir: req.Workdir,
 		Env: req.Env, Ephemeral: !req.Listed, Labels: req.Labels, Egress: req.Egress, Group: req.Group, Generation: 1,
 		BootMode: plan.mode, Created: time.Now().UTC(),
 	}

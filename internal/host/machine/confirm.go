@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -26,13 +27,16 @@ func (l *launch) confirm(ctx context.Context) error {
 	if l.plan.method.guestBoots() {
 		limit = l.m.cfg.BootTimeout
 	}
+	if slices.ContainsFunc(l.mount, func(v guestapi.VolumeMount) bool { return v.Check }) {
+		limit += l.m.cfg.BootTimeout // for the checks of file systems
+	}
 	late := fmt.Errorf("the guest did not confirm its identity within %s", limit)
 	limited, cancel := context.WithTimeoutCause(ctx, limit, late)
 	defer cancel()
 	if err := waitReady(limited, l.mc.vm, l.mc.link); err != nil {
-		return l.m.withConsole(ctx, l.mc, err)
+		return l.m.withConsole(ctx, l.mc, l.noteDamage(err))
 	}
-	return nil
+	return l.finishVolumes(ctx)
 }
 
 // withConsole adds what the guest printed last to the error of a start, unless the caller has left or the driver put

@@ -25,6 +25,8 @@ type CreateRequest struct {
 	Limits     hostapi.Limits
 	Group      string // whose machines' disk space is bounded together; "": none
 	Labels     map[string]string
+	// Volumes are attached and mounted before programs of the user run.
+	Volumes []hostapi.VolumeAttachment
 }
 
 // Create makes a machine from a snapshot and returns when its guest has confirmed its identity.
@@ -69,7 +71,8 @@ func (m *Manager) create(
 	}
 	plan, err := planStart(startRequest{
 		op: opCreate, image: from, remote: snap.RemoteBacked(), haveMiB: snap.DiskMiB, askMiB: req.DiskMiB,
-		memory: memoryRequest{snap.MemoryMiB, snap.Manifest.MaxMemoryMiB, req.MemoryMiB},
+		memory:  memoryRequest{snap.MemoryMiB, snap.Manifest.MaxMemoryMiB, req.MemoryMiB},
+		volumes: len(req.Volumes) > 0,
 	}, m.deps.Driver.Capabilities())
 	if err != nil {
 		return View{}, err
@@ -89,6 +92,9 @@ func (m *Manager) create(
 	l := m.newLaunch(op, plan)
 	l.rec, l.snap, l.disks, l.warm = newRecord(req, snap, plan), snap, snap.DiskPaths(), warm
 	l.rec.Ephemeral = ephemeral
+	if err := m.planVolumes(ctx, l, req.Volumes); err != nil {
+		return View{}, fmt.Errorf("create machine %s: %w", req.ID, wrapNoSpace(err))
+	}
 	if warm != nil {
 		l.rec.ResourceName = string(warm.mc.id)
 	}
@@ -108,8 +114,8 @@ func (m *Manager) create(
 func newRecord(req CreateRequest, snap snapshot.Snapshot, plan startPlan) record {
 	in := record{
 		ID: req.ID, State: creating, Template: req.Template, Snapshot: req.Snapshot, Base: snap.Ref,
-		VCPUs: snap.VCPUs, MemoryMiB: plan.memoryMiB, DiskMiB: plan.diskMiB, Data: snap.Data, Slot: -1,
-		Hostname: req.Hostname, Env: req.Env, Files: req.Files, User: snap.User, Workdir: snap.Workdir,
+		VCPUs: snap.VCPUs, MemoryMiB: plan.memoryMiB, DiskMiB: plan.diskMiB, Data: snap.Data, Places: snap.Places(),
+		Slot: -1, Hostname: req.Hostname, Env: req.Env, Files: req.Files, User: snap.User, Workdir: snap.Workdir,
 		Persistent: req.Persistent, Egress: req.Egress, Limits: req.Limits, Group: req.Group, Labels: req.Labels,
 		Lazy: snap.RemoteBacked(), Generation: 1, BootMode: plan.mode, Created: time.Now().UTC(),
 	}

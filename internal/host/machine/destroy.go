@@ -29,6 +29,7 @@ func (m *Manager) Destroy(ctx context.Context, id hostapi.MachineID, cause strin
 		return err
 	}
 	op.owned = append(op.owned, mc)
+	m.unmountVolumes(ctx, mc)
 	if err := m.remove(ctx, op, mc); err != nil {
 		return fmt.Errorf("destroy machine %s: %w", id, err)
 	}
@@ -115,6 +116,9 @@ func (m *Manager) remove(ctx context.Context, op *operation, mc *machine) error 
 		return err
 	}
 	if err := m.releaseResources(ctx, op, mc); err != nil {
+		return err
+	}
+	if err := m.detachVolumes(op, mc); err != nil {
 		return err
 	}
 	if err := m.removeDir(mc); err != nil {

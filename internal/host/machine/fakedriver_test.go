@@ -6,9 +6,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"time"
 
@@ -44,6 +46,7 @@ type memory struct {
 	Frozen  bool
 	Note    string // a cold boot forgets it
 	Who     guestapi.Identity
+	Volumes map[int]guestapi.VolumeMount // mounted
 }
 
 // monitor is one fake process and the guest in it.
@@ -426,6 +429,9 @@ func (m *monitor) Err() error {
 // readCounter reads the counter that the guest keeps on each of its disks.
 func (m *monitor) readCounter() (count uint64, err error) {
 	for i, d := range m.spec.Disks {
+		if isPlace(d) {
+			continue
+		}
 		got, err := counterOn(d.Path)
 		if err != nil {
 			return 0, fmt.Errorf("read disk: %w", err)
@@ -443,6 +449,9 @@ func (m *monitor) readCounter() (count uint64, err error) {
 	return count, nil
 }
 
+// isPlace reports whether a disk is a place without a volume: guests keep no counter there.
+func isPlace(d vmm.Disk) bool { return strings.HasPrefix(filepath.Base(d.Path), "place-") }
+
 // counterOn reads the counter on one disk, which is all that these guests write there.
 func counterOn(path string) (uint64, error) {
 	f, err := os.Open(path)
@@ -457,6 +466,9 @@ func counterOn(path string) (uint64, error) {
 // writeCounter writes the counter to every disk.
 func (m *monitor) writeCounter(count uint64) error {
 	for _, d := range m.spec.Disks {
+		if isPlace(d) {
+			continue
+		}
 		f, err := os.OpenFile(d.Path, os.O_WRONLY, 0)
 		if err != nil {
 			return err
@@ -516,7 +528,7 @@ func (c *capture) Save(_ context.Context, dir string) (vmm.Image, error) {
 		return vmm.Image{}, err
 	}
 	return vmm.Image{Dir: dir, Manifest: vmm.Manifest{
-		Version: vmm.ManifestVersion, Driver: "test",
+		Version: vmm.ManifestVersion, Driver: "test", Disks: len(c.m.spec.Disks),
 		Files: []vmm.File{{Name: "memory", Bytes: int64(len(data))}},
 	}}, nil
 }
@@ -581,11 +593,48 @@ func (l *link) confirm() error {
 	defer l.m.mu.Unlock()
 	if id := l.hello.Identity; id != nil {
 		l.m.mem.Who, l.m.mem.Frozen = *id, false
+		l.m.mem.Volumes = maps.Clone(l.m.mem.Volumes)
+		for _, v := range id.Volumes {
+			l.mountVolume(v)
+		}
 	} else if l.m.mem.Who.Generation != l.hello.Generation {
 		return fmt.Errorf("handshake with generation %d, and the guest has generation %d",
 			l.hello.Generation, l.m.mem.Who.Generation)
 	}
 	return nil
+}
+
+func (l *link) mountVolume(v guestapi.VolumeMount) {
+	if l.m.mem.Volumes == nil {
+		l.m.mem.Volumes = map[int]guestapi.VolumeMount{}
+	}
+	l.m.mem.Volumes[v.Disk] = v
+}
+
+func (l *link) Volume(ctx context.Context, req guestapi.VolumeRequest) (out guestapi.VolumeReport, _ error) {
+	if err := l.m.answer(ctx); err != nil {
+		return out, err
+	}
+	if err := l.m.host.takeFailure("volume"); err != nil {
+		return out, err
+	}
+	l.m.mu.Lock()
+	defer l.m.mu.Unlock()
+	if req.Action == guestapi.VolumeMountAt {
+		l.mountVolume(req.Volume)
+	}
+	v, ok := l.m.mem.Volumes[req.Volume.Disk]
+	if !ok {
+		return out, guestapi.ErrNotFound
+	}
+	if v.Check {
+		out.Check, out.Log = guestapi.CheckRepaired, "replayed"
+	}
+	if req.Action == guestapi.VolumeUnmount {
+		delete(l.m.mem.Volumes, req.Volume.Disk)
+		out.Clean = true
+	}
+	return out, nil
 }
 
 func (l *link) Processes(ctx context.Context) ([]guestapi.ProcessInfo, error) {

@@ -37,6 +37,65 @@ var faultCases = []faultCase{
 		check: func(w *fixture, killed bool) { w.wantRemovedOr("b", killed, 1) },
 	},
 	{
+		name: "create-with-volumes",
+		prep: func(w *fixture) { w.addVolume("v"); w.addVolume("r") },
+		do: func(w *fixture) error {
+			_, err := w.mgr.Create(w.t.Context(), withVolumes("b"), base, "")
+			return err
+		},
+		check: func(w *fixture, killed bool) { w.wantRemovedOr("b", killed, 1) },
+	},
+	{
+		name: "fork-with-volumes",
+		prep: func(w *fixture) { w.createWithVolumes(); w.count("a", 1) },
+		do: func(w *fixture) error {
+			got, err := w.mgr.Fork(w.t.Context(),
+				machine.ForkRequest{Parent: "a", Children: []machine.ChildRequest{{ID: "b"}, {ID: "c"}}})
+			for _, f := range got {
+				err = errors.Join(err, f.Err)
+			}
+			return err
+		},
+		check: func(w *fixture, killed bool) {
+			w.count("a", 2)
+			w.wantCounter("v", 2)
+			w.wantRemovedOr("b", true, 2)
+			w.wantRemovedOr("c", true, 2)
+		},
+	},
+	{
+		name: "hibernate-with-volumes",
+		prep: func(w *fixture) { w.createWithVolumes(); w.count("a", 1) },
+		do:   func(w *fixture) error { return w.mgr.Hibernate(w.t.Context(), "a") },
+		check: func(w *fixture, killed bool) {
+			wakeAndCount(w, killed)
+			w.wantCounter("v", 2)
+		},
+	},
+	{
+		name: "wake-with-volumes",
+		prep: func(w *fixture) {
+			w.createWithVolumes()
+			w.count("a", 1)
+			w.must(w.mgr.Hibernate(w.t.Context(), "a"))
+		},
+		do: func(w *fixture) error {
+			_, err := w.mgr.Wake(w.t.Context(), "a")
+			return err
+		},
+		check: func(w *fixture, killed bool) {
+			wakeAndCount(w, killed)
+			w.wantCounter("v", 2)
+		},
+	},
+	{
+		name:      "destroy-with-volumes",
+		retryable: true,
+		prep:      func(w *fixture) { w.createWithVolumes(); w.count("a", 1) },
+		do:        func(w *fixture) error { return w.mgr.Destroy(w.t.Context(), "a", "test") },
+		check:     func(w *fixture, _ bool) { w.wantCounter("v", 1) },
+	},
+	{
 		name: "boot",
 		prep: func(w *fixture) {},
 		do: func(w *fixture) error {

@@ -20,6 +20,7 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
 	"github.com/pandastack/pandastack/internal/host/machine"
 	"github.com/pandastack/pandastack/internal/host/snapshot"
+	"github.com/pandastack/pandastack/internal/host/volume"
 	"github.com/pandastack/pandastack/internal/vmm"
 )
 
@@ -31,6 +32,9 @@ var dataDisks = []snapshot.DataDisk{
 	{Name: "data", MiB: 1, Mount: "/data", Options: []string{"noatime"}},
 	{Name: "more", MiB: 1, Mount: "/more"},
 }
+
+// places is the number of places for volumes of every machine here.
+const places = 2
 
 // makeDisks makes the disks of a template.
 func (w *fixture) makeDisks(d *snapshot.Draft) {
@@ -65,6 +69,8 @@ type fixture struct {
 	store *snapshot.Store
 	stop  func()
 
+	volumes *volume.Store
+
 	mu     sync.Mutex
 	events []machine.Event
 }
@@ -88,6 +94,7 @@ func newFixture(t *testing.T) *fixture {
 	c := &capture{mem: memory{Frozen: true}, m: &monitor{host: w.host}}
 	image, err := c.Save(t.Context(), d.ImageDir())
 	w.must(err)
+	image.Manifest.Disks = 1 + len(dataDisks) + places
 	w.makeDisks(d)
 	_, err = d.Commit(
 		snapshot.Snapshot{
@@ -126,6 +133,11 @@ func (w *fixture) boot() {
 	var err error
 	w.store, err = snapshot.Open(w.dir, nil, "snapshots", "templates")
 	w.must(err)
+	w.volumes, err = volume.Open(volume.Config{
+		Dir: filepath.Join(w.dir, "volumes"), Clone: pageDisks{}.Clone, Grow: pageDisks{}.Grow,
+		Format: func(_ context.Context, out *os.File, sizeMiB int) error { return out.Truncate(int64(sizeMiB) << 20) },
+	})
+	w.must(err)
 	w.network.restart()
 	w.cgroups.restart()
 	deps := machine.Deps{
@@ -135,6 +147,7 @@ func (w *fixture) boot() {
 		Disks:   pageDisks{},
 		Store:   w.store,
 		Link:    openLink,
+		Volumes: w.volumes,
 		Emit:    w.emit,
 	}
 	if w.lazy != nil {
@@ -144,6 +157,7 @@ func (w *fixture) boot() {
 	w.mgr, err = machine.New(machine.Config{
 		Dir: filepath.Join(w.dir, "machines"), ReadyTimeout: 30 * time.Second, BootTimeout: w.patient,
 		FreezeTimeout: w.freeze,
+		Places:        places,
 		WarmMonitors:  w.warmMonitors, Limits: w.limits, DiskReserveMiB: 256,
 		HostMemory: func() (int64, int64, error) { return 1 << 40, 1 << 40, nil },
 		Pressure:   func() (float64, error) { return 0, nil },
@@ -286,6 +300,16 @@ func (w *fixture) checkNoLeftovers() {
 	slices.Sort(dirs)
 	if got := names(w.t, filepath.Join(w.dir, "machines")); !slices.Equal(got, dirs) {
 		w.t.Errorf("directories of machines = %v, want %v", got, dirs)
+	}
+	for _, v := range w.volumes.List() {
+		mc, err := w.mgr.Get(v.Machine)
+		has := slices.ContainsFunc(mc.Volumes, func(a hostapi.AttachedVolume) bool { return a.Volume == v.ID })
+		if v.Machine != "" && (err != nil || !has) {
+			w.t.Errorf("volume %s is attached to machine %s, which has %+v, %v", v.ID, v.Machine, mc.Volumes, err)
+		}
+	}
+	if got := names(w.t, filepath.Join(w.dir, "volumes")); len(got) != len(w.volumes.List()) {
+		w.t.Errorf("files of volumes = %v, want those of %+v", got, w.volumes.List())
 	}
 	if got := names(w.t, filepath.Join(w.dir, "drafts")); len(got) != 0 {
 		w.t.Errorf("drafts = %v, want none", got)

@@ -22,9 +22,10 @@ const snapshotArea = "snapshots"
 // describe returns the description of a snapshot of a machine.
 func describe(mc *machine) snapshot.Snapshot {
 	in := mc.rec
+	_, data := mc.captured()
 	return snapshot.Snapshot{
 		Machine: string(in.ID), Base: in.Base, Template: string(in.Template), VCPUs: in.VCPUs, MemoryMiB: in.MemoryMiB,
-		DiskMiB: in.DiskMiB, Data: in.Data, User: in.User, Workdir: in.Workdir, Hostname: in.Hostname, Env: in.Env,
+		DiskMiB: in.DiskMiB, Data: data, User: in.User, Workdir: in.Workdir, Hostname: in.Hostname, Env: in.Env,
 		Created: time.Now().UTC(),
 	}
 }
@@ -219,6 +220,9 @@ func (m *Manager) releaseAtRest(ctx context.Context, op *operation, mc *machine,
 func (m *Manager) hibernate(ctx context.Context, op *operation, mc *machine) error {
 	before, base := mc.rec.State, mc.rec.Base
 	if before == running {
+		if err := m.syncVolumes(ctx, mc); err != nil {
+			return err
+		}
 		if err := m.quiesce(ctx, op, mc, false); err != nil {
 			return err
 		}

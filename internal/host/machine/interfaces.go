@@ -88,6 +88,8 @@ type Link interface {
 	guestapi.Guest
 	// Ready waits until the guest has replied to the handshake and, if it got an identity, taken it on.
 	Ready(ctx context.Context) error
+	// Volume asks the guest for an action on a volume; see guestapi.Backend.
+	Volume(ctx context.Context, req guestapi.VolumeRequest) (guestapi.VolumeReport, error)
 	Close() error
 	Done() <-chan struct{} // closed when the link has ended
 }

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/pandastack/pandastack/internal/contract/guestapi"
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
 	"github.com/pandastack/pandastack/internal/host/snapshot"
 	"github.com/pandastack/pandastack/internal/vmm"
@@ -31,7 +32,9 @@ type launch struct {
 	warm     *warmMonitor      // that adopt takes over
 	capture  vmm.Capture       // that load loads; nil: the image's own state
 	argument string            // added to the kernel's command line by boot
-	consumed bool              // the machine cannot return to where it started from
+	volumes  volumesRequest    // that attach attaches to a new machine
+	mount    []guestapi.VolumeMount
+	consumed bool // the machine cannot return to where it started from
 }
 
 // stepFuncs has the function of every step. A function acquires one thing and registers its cleanup.
@@ -43,6 +46,7 @@ var stepFuncs = map[step]func(*launch, context.Context) error{
 	stepEgress:    func(l *launch, ctx context.Context) error { return l.m.applyEgress(ctx, l.mc) },
 	stepSlot:      (*launch).acquireSlot,
 	stepCgroup:    (*launch).createCgroup,
+	stepAttach:    (*launch).attachVolumes,
 	stepDisks:     (*launch).makeDisks,
 	stepStream:    func(l *launch, ctx context.Context) error { return l.m.attachLazy(ctx, l.op, l.mc, l.snap) },
 	stepPrepare:   (*launch).prepare,
@@ -232,10 +236,18 @@ func (l *launch) makeDisks(context.Context) error {
 		return l.m.restoreDisks(l.mc, l.snap)
 	case disksKeep, disksEmpty, disksLazy:
 	}
-	if err := l.m.allocateDisks(l.mc); err != nil || l.plan.disks != disksLazy {
+	if err := l.m.allocateDisks(l.mc, l.sources()); err != nil || l.plan.disks != disksLazy {
 		return err
 	}
 	return markDisksIncomplete(l.mc)
+}
+
+// sources returns the number of disks that the machine has from elsewhere.
+func (l *launch) sources() int {
+	if l.plan.disks == disksLazy {
+		return 1 + len(l.snap.Data)
+	}
+	return 1 + len(l.mc.rec.Data)
 }
 
 // applyEgress applies a machine's egress policy to its slot. A slot that was just acquired allows all.
@@ -256,7 +268,7 @@ func (l *launch) prepare(ctx context.Context) error {
 	if mc.lazy != nil {
 		image.Memory = mc.lazy.Memory()
 	}
-	if err := m.chownFiles(mc); err != nil {
+	if err := errors.Join(makePlaces(mc), m.chownFiles(mc)); err != nil {
 		return err
 	}
 	spec := m.spec(mc)
@@ -276,7 +288,7 @@ func (l *launch) boot(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := m.chownFiles(mc); err != nil {
+	if err := errors.Join(makePlaces(mc), m.chownFiles(mc)); err != nil {
 		return err
 	}
 	spec := m.spec(mc)
@@ -306,6 +318,9 @@ func (l *launch) recordWaking(context.Context) error {
 	l.consumed = l.plan.image == ""
 	return l.m.update(l.mc, surviveProcess, func(in *record) {
 		in.State, in.BootMode, in.Reason, in.Lazy = waking, l.plan.mode, "", false
+		if l.plan.method == methodReboot {
+			in.Places = max(in.Places, l.m.cfg.Places)
+		}
 		in.Generation++
 	})
 }
@@ -324,6 +339,10 @@ func (l *launch) start(ctx context.Context) error {
 	id := identity(mc, l.plan.growFS)
 	if l.plan.method.guestBoots() {
 		id.Mounts = mc.mounts()
+	}
+	var err error
+	if id.Volumes, err = l.beginVolumes(); err != nil {
+		return err
 	}
 	if vm, ok := mc.vm.(vmm.MetadataSetter); ok {
 		if err := vm.SetMetadata(ctx, metadata(id)); err != nil {

@@ -59,7 +59,7 @@ func (m *Manager) attachLazy(ctx context.Context, op *operation, mc *machine, sn
 	if m.deps.Lazy == nil {
 		return fmt.Errorf("snapshot %s is not completely downloaded to this host: %w", snap.Ref, hostapi.ErrUnsupported)
 	}
-	source, err := m.deps.Lazy.Attach(ctx, snap, mc.rec.resourceName(), mc.ownDiskPaths())
+	source, err := m.deps.Lazy.Attach(ctx, snap, mc.rec.resourceName(), mc.snapshotDiskPaths(snap))
 	if err != nil {
 		return fmt.Errorf("begin to stream %s: %w", snap.Ref, err)
 	}
@@ -185,7 +185,7 @@ func (m *Manager) completeDisks(ctx context.Context, op *operation, mc *machine)
 	if err != nil {
 		return wrapStoreError(err)
 	}
-	err = m.deps.Lazy.CompleteDisks(ctx, snap, mc.ownDiskPaths())
+	err = m.deps.Lazy.CompleteDisks(ctx, snap, mc.snapshotDiskPaths(snap))
 	if err := errors.Join(err, m.deps.Store.Release(base)); err != nil {
 		return fmt.Errorf("complete the disks: %w", err)
 	}

@@ -21,8 +21,8 @@ func TestDiskRates(t *testing.T) {
 		t.Helper()
 		for _, id := range ids {
 			disks := w.host.monitorOf(id).spec.Disks
-			if len(disks) != 1+len(dataDisks) {
-				t.Errorf("machine %s has %d disks, want %d", id, len(disks), 1+len(dataDisks))
+			if len(disks) != 1+len(dataDisks)+places {
+				t.Errorf("machine %s has %d disks, want %d", id, len(disks), 1+len(dataDisks)+places)
 			}
 			for i, d := range disks {
 				want := vmm.Rate{Bytes: int64(w.limits.DiskMiB) << 20, Ops: int64(w.limits.DiskOps)}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
 	"github.com/pandastack/pandastack/internal/host/snapshot"
+	"github.com/pandastack/pandastack/internal/host/volume"
 	"github.com/pandastack/pandastack/internal/lib/config"
 	"github.com/pandastack/pandastack/internal/lib/obs"
 	"github.com/pandastack/pandastack/internal/vmm"
@@ -41,6 +42,9 @@ type Config struct {
 	SyncTimeout time.Duration
 	// DiskReserveMiB stays free on the disk; 0 is the default of the setting capacity.disk_reserve_mib.
 	DiskReserveMiB int
+	// Places is the number of drives for volumes of machines that boot, at most snapshot.MaxPlaces. Machines from a
+	// snapshot have as many as it. 0: volumes cannot be attached.
+	Places int
 	// DiskOvercommit bounds the sizes of all machines' disks together, as a multiple of the file system; 0: no bound.
 	DiskOvercommit int
 	// Limits apply to every machine, from its start or adoption. Those of disks need a driver that enforces them;
@@ -73,7 +77,7 @@ type Config struct {
 // ErrAbandon from Config.OnStep ends an operation without its cleanups.
 var ErrAbandon = errors.New("operation abandoned")
 
-// Deps are the other components that a Manager works with. All are required but Lazy, Log and Emit.
+// Deps are the other components that a Manager works with. All are required but Volumes, Lazy, Log and Emit.
 type Deps struct {
 	Driver  vmm.Driver
 	Network Network
@@ -81,6 +85,7 @@ type Deps struct {
 	Disks   Disks
 	Store   *snapshot.Store
 	Link    OpenLink
+	Volumes *volume.Store // nil: there are none
 	// Lazy serves snapshots that are not yet downloaded; nil: machines cannot start on them.
 	Lazy LazySnapshots
 	Log  *slog.Logger
@@ -119,8 +124,9 @@ type Manager struct {
 type machine struct {
 	id        hostapi.MachineID
 	dir       string
-	ephemeral bool   // as in the record; never changes
-	group     string // likewise
+	ephemeral bool          // as in the record; never changes
+	group     string        // likewise
+	volumes   *volume.Store // nil: none
 	busy      chan struct{}
 	doomed    chan struct{} // closed when it is to be destroyed, whatever is in progress
 	doomOnce  sync.Once
@@ -142,6 +148,7 @@ type machine struct {
 	diskBytes int64      // that removing its disks would free, as last measured
 	// consoleTail is read and written by the owner alone.
 	consoleTail []byte
+	unmounted   map[hostapi.VolumeID]bool // volumes that the guest has unmounted before its end; likewise
 }
 
 // New returns a manager. It does not touch the host yet.
@@ -292,7 +299,7 @@ func (m *Manager) insert(in record) (*machine, error) {
 	}
 	in.Version = recordVersion
 	mc := &machine{id: in.ID, dir: filepath.Join(m.cfg.Dir, in.resourceName()), ephemeral: in.Ephemeral,
-		group: in.Group, busy: make(chan struct{}, 1), doomed: make(chan struct{}), rec: in}
+		group: in.Group, volumes: m.deps.Volumes, busy: make(chan struct{}, 1), doomed: make(chan struct{}), rec: in}
 	mc.busy <- struct{}{}
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -38,8 +38,10 @@ type record struct {
 	VCPUs      int                 `json:"vcpus"`
 	MemoryMiB  int                 `json:"memory_mib"`
 	DiskMiB    int                 `json:"disk_mib"`
-	Data       []snapshot.DataDisk `json:"data,omitempty"` // disks beside the root disk
-	Slot       int                 `json:"slot"`           // -1: none
+	Data       []snapshot.DataDisk `json:"data,omitempty"`    // disks beside the root disk
+	Places     int                 `json:"places,omitempty"`  // drives for volumes, behind the other disks
+	Volumes    []volumeRecord      `json:"volumes,omitempty"` // that the machine writes to
+	Slot       int                 `json:"slot"`              // -1: none
 	MAC        string              `json:"mac,omitempty"`
 	Hostname   string              `json:"hostname"`
 	Env        map[string]string   `json:"env,omitempty"`

@@ -54,6 +54,9 @@ func (m *Manager) sweep(ctx context.Context) error {
 	if err := m.deps.Cgroups.Sweep(ctx); err != nil {
 		return fmt.Errorf("sweep cgroups: %w", err)
 	}
+	if err := m.sweepVolumes(); err != nil {
+		return fmt.Errorf("sweep volumes: %w", err)
+	}
 	if err := m.deps.Store.GC(); err != nil {
 		return fmt.Errorf("collect snapshots: %w", err)
 	}

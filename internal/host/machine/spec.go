@@ -39,8 +39,8 @@ func (m *Manager) spec(mc *machine) vmm.Spec {
 // chownFiles gives a machine's files to the user that runs its monitor.
 func (m *Manager) chownFiles(mc *machine) error {
 	err := m.chown(mc, filepath.Join(mc.dir, monitorDir))
-	for _, path := range mc.ownDiskPaths() {
-		err = errors.Join(err, m.chown(mc, path))
+	for _, d := range mc.disks() {
+		err = errors.Join(err, m.chown(mc, d.path))
 	}
 	if err != nil {
 		return fmt.Errorf("change the owner of the files of machine %s: %w", mc.id, err)

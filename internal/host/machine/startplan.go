@@ -40,6 +40,7 @@ const (
 	stepEgress    step = "egress"    // apply the egress policy to an adopted slot
 	stepSlot      step = "slot"      // acquire a network slot, with its egress policy and rates
 	stepCgroup    step = "cgroup"    // make the cgroup of the monitor
+	stepAttach    step = "attach"    // become the writer of the volumes, and make private copies of others
 	stepDisks     step = "disks"     // clone or allocate the disks
 	stepStream    step = "stream"    // attach to a snapshot that is not yet downloaded
 	stepPrepare   step = "prepare"   // start a monitor over an image, without a guest in it
@@ -91,6 +92,7 @@ type startRequest struct {
 	askMiB  int          // requested size of the root disk; 0: as it is
 	kernel  bool         // a kernel to boot with is configured
 	memory  memoryRequest
+	volumes bool // the machine has volumes of its own, or is to have
 }
 
 // memoryRequest is how much memory a new machine is to have, in MiB.
@@ -154,6 +156,9 @@ func planStart(r startRequest, can vmm.Capabilities) (startPlan, error) {
 	s.growFS = s.growDisk || s.method.guestBoots()
 	s.disks = s.method.diskSource(r.remote)
 	s.steps = s.method.steps(r.remote)
+	if at := slices.Index(s.steps, stepCgroup); r.volumes && at >= 0 {
+		s.steps = slices.Insert(s.steps, at+1, stepAttach)
+	}
 	return s, nil
 }
 

@@ -19,7 +19,8 @@ type View struct {
 	MemoryMiB  int
 	DiskMiB    int
 	Disks      []snapshot.DataDisk // beside the root disk, in the guest's order
-	GuestIP    string              // as this host reaches it, while the machine has a network slot
+	Volumes    []hostapi.AttachedVolume
+	GuestIP    string // as this host reaches it, while the machine has a network slot
 	Tap        string
 	MAC        string
 	PID        int
@@ -73,7 +74,7 @@ func (mc *machine) view() View {
 		BootMode: in.BootMode, Boot: mc.boot, Pause: mc.pause, Created: in.Created, Persistent: in.Persistent,
 		Egress: in.Egress, Limits: in.Limits, Labels: in.Labels, Reason: in.Reason, Phases: mc.phases,
 	}
-	out.DiskBytes, out.Group = mc.diskBytes, in.Group
+	out.DiskBytes, out.Group, out.Volumes = mc.diskBytes, in.Group, in.attached()
 	if mc.waitingLocked() != nil {
 		out.State, out.PauseReason = hostapi.Paused, hostapi.PausedNoSpace
 	}

@@ -31,7 +31,10 @@ func (m *Manager) Wake(ctx context.Context, id hostapi.MachineID) (_ View, err e
 		image = ""
 	}
 	plan, err := planStart(
-		startRequest{op: opWake, image: image, haveMiB: mc.rec.DiskMiB, kernel: m.cfg.Kernel != nil},
+		startRequest{
+			op: opWake, image: image, haveMiB: mc.rec.DiskMiB, kernel: m.cfg.Kernel != nil,
+			volumes: len(mc.rec.Volumes) > 0,
+		},
 		m.deps.Driver.Capabilities(),
 	)
 	if err != nil {
@@ -119,16 +122,20 @@ func (m *Manager) failWithoutImage(ctx context.Context, op *operation, mc *machi
 // restoreDisks replaces a machine's disks by clones of those in the image that it hibernated in: the guest may have
 // written to them in a wake that failed.
 func (m *Manager) restoreDisks(mc *machine, snap snapshot.Snapshot) error {
-	from, own := snap.DiskPaths(), mc.ownDiskPaths()
+	from := snap.DiskPaths()
+	own, _ := mc.captured()
 	if len(from) != len(own) {
 		return fmt.Errorf("restore the disks: %s has %d, and the machine %d", snap.Ref, len(from), len(own))
+	}
+	if err := m.checkWriter(mc); err != nil {
+		return err
 	}
 	for i, path := range own {
 		if err := m.restoreDisk(from[i], path); err != nil {
 			return fmt.Errorf("restore the disk: %w", err)
 		}
 	}
-	return nil
+	return m.growVolumes(mc)
 }
 
 // restoreDisk replaces a file by a clone of another, wholly or not at all.

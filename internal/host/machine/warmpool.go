@@ -44,7 +44,7 @@ func (m *Manager) requestWarm(ref snapshot.Ref) {
 // snapshot's memory.
 func canUseWarm(req CreateRequest, snap snapshot.Snapshot, plan startPlan) bool {
 	return req.Snapshot == "" && !req.Persistent && req.Limits == (hostapi.Limits{}) &&
-		!plan.growDisk && plan.memoryMiB == snap.MemoryMiB && !snap.RemoteBacked()
+		len(req.Volumes) == 0 && !plan.growDisk && plan.memoryMiB == snap.MemoryMiB && !snap.RemoteBacked()
 }
 
 // takeWarm gives the caller the warm monitor of a snapshot, or nil if there is none that runs.
@@ -136,10 +136,11 @@ func (m *Manager) newUnlisted(snap snapshot.Snapshot) *machine {
 	id := hostapi.MachineID("rig" + hex.EncodeToString(raw[:]))
 	rec := record{
 		Version: recordVersion, ID: id, State: creating, Base: snap.Ref, VCPUs: snap.VCPUs, MemoryMiB: snap.MemoryMiB,
-		DiskMiB: snap.DiskMiB, Data: snap.Data, Slot: -1, Created: time.Now().UTC(),
+		DiskMiB: snap.DiskMiB, Data: snap.Data, Places: snap.Places(), Slot: -1,
+		Created: time.Now().UTC(),
 	}
-	return &machine{id: id, dir: filepath.Join(m.cfg.Dir, string(id)), busy: make(chan struct{}, 1),
-		doomed: make(chan struct{}), rec: rec}
+	return &machine{id: id, dir: filepath.Join(m.cfg.Dir, string(id)), volumes: m.deps.Volumes,
+		busy: make(chan struct{}, 1), doomed: make(chan struct{}), rec: rec}
 }
 
 // errWarmNotNeeded is why a sound warm monitor is discarded.

@@ -18,7 +18,18 @@ type DataDisk struct {
 	MiB     int      `json:"mib"`
 	Mount   string   `json:"mount"`             // absolute path where the guest mounts its ext4 file system
 	Options []string `json:"options,omitempty"` // mount options
+	// Place is set for a copy of a volume, which ends with its machine: the number, from 1, of the machine's place for
+	// volumes that it is at. These places follow the other disks.
+	Place    int    `json:"place,omitempty"`
+	Volume   string `json:"volume,omitempty"` // the id of the volume that it is a copy of
+	ReadOnly bool   `json:"read_only,omitempty"`
 }
+
+// PlaceName returns the name of the disk that is a copy of a volume at a place. No other disk has such a name.
+func PlaceName(place int) string { return fmt.Sprintf("vol-%d", place) }
+
+// MaxPlaces is the largest number of places for volumes of a machine.
+const MaxPlaces = 8
 
 // MaxDataDisks is the largest number of data disks of a machine.
 const MaxDataDisks = 8
@@ -35,11 +46,25 @@ func CheckDataDisks(disks []DataDisk) error {
 
 // checkNamesAndMounts is CheckDataDisks for disks whose sizes are not known yet.
 func checkNamesAndMounts(disks []DataDisk) error {
-	if len(disks) > MaxDataDisks {
+	if len(disks) > MaxDataDisks+MaxPlaces {
 		return fmt.Errorf("%d data disks, more than the limit of %d: %w", len(disks), MaxDataDisks, ErrInvalid)
 	}
-	names := map[string]bool{}
+	names, plain := map[string]bool{}, 0
 	for _, d := range disks {
+		if d.Place != 0 {
+			if d.Place < 1 || d.Place > MaxPlaces || d.Name != PlaceName(d.Place) || names[d.Name] {
+				return fmt.Errorf("copy of a volume %q at place %d: the place is taken or does not exist: %w",
+					d.Name, d.Place, ErrInvalid)
+			}
+			names[d.Name] = true
+			if err := checkMount(d); err != nil {
+				return err
+			}
+			continue
+		}
+		if plain++; plain > MaxDataDisks {
+			return fmt.Errorf("more data disks than the limit of %d: %w", MaxDataDisks, ErrInvalid)
+		}
 		letters := strings.Trim(d.Name, "abcdefghijklmnopqrstuvwxyz0123456789") == ""
 		if d.Name == "" || len(d.Name) > 16 || !letters || d.Name[0] <= '9' || names[d.Name] {
 			return fmt.Errorf(
@@ -49,16 +74,34 @@ func checkNamesAndMounts(disks []DataDisk) error {
 			)
 		}
 		names[d.Name] = true
-		if !path.IsAbs(d.Mount) || path.Clean(d.Mount) != d.Mount || d.Mount == "/" {
-			return fmt.Errorf(
-				"data disk %s: mount point %q is not a clean absolute path below /: %w",
-				d.Name,
-				d.Mount,
-				ErrInvalid,
-			)
+		if err := checkMount(d); err != nil {
+			return err
 		}
 	}
 	return nil
+}
+
+func checkMount(d DataDisk) error {
+	if !path.IsAbs(d.Mount) || path.Clean(d.Mount) != d.Mount || d.Mount == "/" {
+		return fmt.Errorf(
+			"data disk %s: mount point %q is not a clean absolute path below /: %w",
+			d.Name,
+			d.Mount,
+			ErrInvalid,
+		)
+	}
+	return nil
+}
+
+// Places returns the number of places for volumes of machines from the snapshot.
+func (s Snapshot) Places() int {
+	n := s.Manifest.Disks - 1
+	for _, d := range s.Data {
+		if d.Place == 0 {
+			n--
+		}
+	}
+	return min(max(n, 0), MaxPlaces)
 }
 
 // File returns the name of the disk among a snapshot's files. No file of an image has such a name.

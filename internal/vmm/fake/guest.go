@@ -78,6 +78,9 @@ func (w *guestState) Restore(ctx context.Context, id guestapi.Identity) error {
 		if err := w.put("/etc/machine-id", []byte(id.MachineID+"\n"), 0o444, "root"); err != nil {
 			return err
 		}
+		for _, v := range id.Volumes {
+			w.mountVolume(v)
+		}
 		for p, data := range id.Files {
 			if err := w.put(p, data, 0o600, "root"); err != nil {
 				return err
@@ -87,4 +90,33 @@ func (w *guestState) Restore(ctx context.Context, id guestapi.Identity) error {
 		w.cond.Broadcast()
 		return nil
 	})
+}
+
+// Volume implements guestapi.Backend. The guest only remembers what is mounted.
+func (w *guestState) Volume(ctx context.Context, req guestapi.VolumeRequest) (out guestapi.VolumeReport, _ error) {
+	err := w.do(ctx, func() error {
+		if req.Action == guestapi.VolumeMountAt {
+			w.mountVolume(req.Volume)
+		}
+		one, ok := w.Volumes[req.Volume.Disk]
+		if !ok {
+			return fmt.Errorf("%w: no volume is mounted from disk %d", guestapi.ErrNotFound, req.Volume.Disk)
+		}
+		if one.Check {
+			out.Check = guestapi.CheckClean
+		}
+		if req.Action == guestapi.VolumeUnmount {
+			delete(w.Volumes, req.Volume.Disk)
+			out.Clean = true
+		}
+		return nil
+	})
+	return out, err
+}
+
+func (w *guestState) mountVolume(v guestapi.VolumeMount) {
+	if w.Volumes == nil {
+		w.Volumes = map[int]guestapi.VolumeMount{}
+	}
+	w.Volumes[v.Disk] = v
 }

@@ -24,6 +24,7 @@ type memory struct {
 	NextPID     uint32
 	Files       map[string]*file // by clean absolute path
 	Procs       map[uint32]*process
+	Volumes     map[int]guestapi.VolumeMount `json:",omitempty"` // mounted, by disk
 }
 
 // file is one file or directory.
@@ -76,7 +77,7 @@ func (w *guestState) copy() *guestState {
 	if !w.started.IsZero() {
 		c.Booted += time.Since(w.started)
 	}
-	c.Env = maps.Clone(w.Env)
+	c.Env, c.Volumes = maps.Clone(w.Env), maps.Clone(w.Volumes)
 	c.Files = map[string]*file{}
 	for p, f := range w.Files {
 		g := *f

@@ -1,0 +1,166 @@
+package machine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/pandastack/pandastack/internal/contract/hostapi"
+	"github.com/pandastack/pandastack/internal/host/volume"
+	"github.com/pandastack/pandastack/internal/vmm"
+)
+
+// copyVolume makes a private copy of a volume as of this moment; see volume.Store.Copy.
+func (m *Manager) copyVolume(ctx context.Context, id hostapi.VolumeID) (
+	path string, of volume.Volume, remove func() error, err error,
+) {
+	err = m.withVolume(ctx, id, func() error {
+		path, of, remove, err = m.deps.Volumes.Copy(id)
+		return err
+	})
+	return path, of, remove, err
+}
+
+// withVolume calls do while the disk of a volume has what its guest has written: the guest of its writer is asked to
+// write back everything first.
+func (m *Manager) withVolume(ctx context.Context, id hostapi.VolumeID, do func() error) error {
+	of, err := m.deps.Volumes.Get(id)
+	if err != nil {
+		return err
+	}
+	if of.Machine == "" {
+		return do()
+	}
+	err = m.withDisk(ctx, of.Machine, func(d disk) bool { return d.kind == diskVolume && d.volume == id },
+		func(disk) error { return do() })
+	if errors.Is(err, hostapi.ErrNotFound) { // it was detached meanwhile
+		return do()
+	}
+	return err
+}
+
+// withDisk owns a machine and calls do with one of its disks, when that has what the guest has written. ErrNotFound:
+// there is no such machine, or it has no such disk.
+func (m *Manager) withDisk(ctx context.Context, id hostapi.MachineID, is func(disk) bool, do func(disk) error) error {
+	mc, err := m.lock(ctx, id)
+	if err != nil {
+		return err
+	}
+	defer mc.unlock()
+	for i, d := range mc.disks() {
+		if !is(d) {
+			continue
+		}
+		if mc.rec.State == running && mc.waiting() == nil {
+			if err := m.syncVolume(ctx, mc, i); err != nil {
+				return fmt.Errorf("machine %s: %w", id, err)
+			}
+		}
+		return do(d)
+	}
+	return fmt.Errorf("machine %s has no such volume: %w", id, hostapi.ErrNotFound)
+}
+
+// CreateVolume makes a volume: an empty one, a copy of another, or of a machine's private copy of another.
+func (m *Manager) CreateVolume(ctx context.Context, req volume.Request, from hostapi.VolumeID,
+	of hostapi.MachineID) (out volume.Volume, err error) {
+	if m.deps.Volumes == nil {
+		return volume.Volume{}, fmt.Errorf("volume %s: this host has no volumes: %w", req.ID, hostapi.ErrUnsupported)
+	}
+	if err := m.requireSpace("volume "+string(req.ID), 0); err != nil {
+		return volume.Volume{}, err
+	}
+	create := func() error {
+		out, err = m.deps.Volumes.Create(ctx, req)
+		return err
+	}
+	switch {
+	case of != "":
+		err = m.withDisk(ctx, of,
+			func(d disk) bool { return d.kind == diskData && d.volume == from },
+			func(d disk) error {
+				req.From, req.Dirty = d.path, true
+				return create()
+			})
+	case from != "":
+		err = m.withVolume(ctx, from, func() error {
+			source, err := m.deps.Volumes.Get(from)
+			if err != nil {
+				return err
+			}
+			req.From, req.Dirty = m.deps.Volumes.Path(from), source.Dirty
+			return create()
+		})
+	default:
+		err = create()
+	}
+	return out, err
+}
+
+// ResizeVolume makes a volume larger, and its file system: at once if its writer runs, otherwise when it is mounted.
+func (m *Manager) ResizeVolume(ctx context.Context, id hostapi.VolumeID, sizeMiB int) (volume.Volume, error) {
+	v, err := m.deps.Volumes.Get(id)
+	if err != nil {
+		return volume.Volume{}, err
+	}
+	if err := m.requireSpace("volume "+string(id), 0); err != nil {
+		return volume.Volume{}, err
+	}
+	if v.Machine == "" {
+		return m.deps.Volumes.Resize(id, sizeMiB)
+	}
+	mc, err := m.lock(ctx, v.Machine)
+	if errors.Is(err, hostapi.ErrNotFound) { // it was removed meanwhile
+		return m.deps.Volumes.Resize(id, sizeMiB)
+	}
+	if err != nil {
+		return volume.Volume{}, err
+	}
+	defer mc.unlock()
+	if err := mc.requireState("resize a volume of", running, paused, hibernated, failed); err != nil {
+		return volume.Volume{}, err
+	}
+	vm, ok := mc.vm.(vmm.DiskResizer)
+	if mc.vm != nil && !ok {
+		return volume.Volume{}, unsupported("resize a disk while it is attached", m.deps.Driver.Capabilities())
+	}
+	if v, err = m.deps.Volumes.Resize(id, sizeMiB); err != nil {
+		return volume.Volume{}, err
+	}
+	err = m.update(mc, surviveHost, func(in *record) {
+		in.Volumes = slices.Clone(in.Volumes)
+		for i := range in.Volumes {
+			if in.Volumes[i].ID == id {
+				in.Volumes[i].MiB = sizeMiB
+			}
+		}
+	})
+	if err != nil || mc.vm == nil {
+		return v, err
+	}
+	for n, d := range mc.disks() {
+		if d.kind != diskVolume || d.volume != id {
+			continue
+		}
+		if err := vm.ResizeDisk(ctx, n); err != nil {
+			return volume.Volume{}, err
+		}
+		if mc.rec.State == running {
+			if err := m.growInGuest(ctx, mc, n, d); err != nil {
+				return volume.Volume{}, err
+			}
+		}
+	}
+	return v, nil
+}
+
+// AttachVolume attaches a volume to a running machine.
+func (m *Manager) AttachVolume(context.Context, hostapi.MachineID, hostapi.VolumeAttachment) (View, error) {
+	return View{}, unsupported("attach a disk to a running machine", m.deps.Driver.Capabilities())
+}
+
+// DetachVolume detaches a volume from a machine.
+func (m *Manager) DetachVolume(context.Context, hostapi.MachineID, hostapi.VolumeID, bool) (View, error) {
+	return View{}, unsupported("detach a disk of a running machine", m.deps.Driver.Capabilities())
+}

@@ -1,0 +1,362 @@
+package machine_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"reflect"
+	"testing"
+
+	"github.com/pandastack/pandastack/internal/contract/guestapi"
+	"github.com/pandastack/pandastack/internal/contract/hostapi"
+	"github.com/pandastack/pandastack/internal/host/machine"
+	"github.com/pandastack/pandastack/internal/host/snapshot"
+	"github.com/pandastack/pandastack/internal/host/volume"
+)
+
+// volumeDisk is the guest's disk at the first place for volumes.
+const volumeDisk = 1 + 2
+
+// addVolume makes an empty volume.
+func (w *fixture) addVolume(id hostapi.VolumeID) {
+	w.t.Helper()
+	_, err := w.mgr.CreateVolume(w.t.Context(), volume.Request{ID: id, SizeMiB: volume.MinMiB}, "", "")
+	w.must(err)
+}
+
+// withVolumes is a create of machine a with volume v, and a read-only copy of r.
+func withVolumes(id hostapi.MachineID) machine.CreateRequest {
+	return machine.CreateRequest{
+		ID: id, Template: "base", Persistent: true, Egress: baseEgress, Volumes: []hostapi.VolumeAttachment{
+			{Volume: "v", Mount: "/vol", Fence: 1}, {Volume: "r", Mount: "/ro", ReadOnly: true},
+		},
+	}
+}
+
+// createWithVolumes makes volumes v and r and machine a, which has them.
+func (w *fixture) createWithVolumes() machine.View {
+	w.t.Helper()
+	w.addVolume("v")
+	w.addVolume("r")
+	mc, err := w.mgr.Create(w.t.Context(), withVolumes("a"), base, "")
+	w.must(err)
+	return mc
+}
+
+func (w *fixture) volume(id hostapi.VolumeID) volume.Volume {
+	w.t.Helper()
+	v, err := w.volumes.Get(id)
+	w.must(err)
+	return v
+}
+
+// wantCounter fails unless the counter on a volume is want.
+func (w *fixture) wantCounter(id hostapi.VolumeID, want uint64) {
+	w.t.Helper()
+	if got, err := counterOn(w.volumes.Path(id)); err != nil || got != want {
+		w.t.Errorf("counter on volume %s = %d, %v; want %d", id, got, err, want)
+	}
+}
+
+func TestCreateWithVolumes(t *testing.T) {
+	w := newFixture(t)
+	mc := w.createWithVolumes()
+	want := []hostapi.AttachedVolume{
+		{Volume: "v", Mount: "/vol", SizeMiB: volume.MinMiB},
+		{Volume: "r", Mount: "/ro", SizeMiB: volume.MinMiB, ReadOnly: true, Private: true},
+	}
+	if !reflect.DeepEqual(mc.Volumes, want) || mc.BootMode != hostapi.BootSnapshot {
+		t.Errorf("volumes of machine a = %+v, boot mode %s; want %+v and a restore", mc.Volumes, mc.BootMode, want)
+	}
+	bytes := int64(volume.MinMiB) << 20
+	mounts := []guestapi.VolumeMount{
+		{Disk: volumeDisk, Dir: "/vol", Bytes: bytes}, {Disk: volumeDisk + 1, Dir: "/ro", Bytes: bytes, ReadOnly: true},
+	}
+	m := w.host.monitorOf("a")
+	if !reflect.DeepEqual(m.mem.Who.Volumes, mounts) {
+		t.Errorf("guest mounts %+v, want %+v", m.mem.Who.Volumes, mounts)
+	}
+	if d := m.spec.Disks[volumeDisk]; d.Volatile || d.Path != w.volumes.Path("v") {
+		t.Errorf("disk of volume v = %+v, want its file and flushes that reach the disk", d)
+	}
+	w.count("a", 1)
+	w.wantCounter("v", 1)
+	w.wantCounter("r", 0) // the machine writes to its copy
+	if v := w.volume("v"); v.Machine != "a" || !v.Dirty || v.Count != 1 {
+		t.Errorf("volume v = %+v, want it attached to a and dirty", v)
+	}
+	if err := w.volumes.Delete("v"); !errors.Is(err, hostapi.ErrInUse) {
+		t.Errorf("delete of an attached volume: got %v, want ErrInUse", err)
+	}
+	w.must(w.volumes.Delete("r"))
+	w.restart(nil)
+	w.count("a", 2)
+	w.destroy("a")
+	if v := w.volume("v"); v.Machine != "" || v.Dirty || v.Written.IsZero() {
+		t.Errorf("volume v = %+v, want it detached and clean", v)
+	}
+	w.wantCounter("v", 2)
+	w.checkEmpty()
+}
+
+func TestVolumesThatCannotBeAttached(t *testing.T) {
+	w := newFixture(t)
+	w.createWithVolumes()
+	w.addVolume("x")
+	w.addVolume("y")
+	w.addVolume("z")
+	_, err := w.mgr.CreateVolume(t.Context(), volume.Request{ID: "f", Frozen: true}, "x", "")
+	w.must(err)
+	for name, c := range map[string]struct {
+		volumes []hostapi.VolumeAttachment
+		want    error
+	}{
+		"unknown":      {[]hostapi.VolumeAttachment{{Volume: "none", Mount: "/m"}}, hostapi.ErrNotFound},
+		"in use":       {[]hostapi.VolumeAttachment{{Volume: "v", Mount: "/m", Fence: 2}}, hostapi.ErrInUse},
+		"frozen":       {[]hostapi.VolumeAttachment{{Volume: "f", Mount: "/m"}}, hostapi.ErrInvalid},
+		"relative":     {[]hostapi.VolumeAttachment{{Volume: "x", Mount: "m"}}, hostapi.ErrInvalid},
+		"root":         {[]hostapi.VolumeAttachment{{Volume: "x", Mount: "/"}}, hostapi.ErrInvalid},
+		"of data disk": {[]hostapi.VolumeAttachment{{Volume: "x", Mount: "/data"}}, hostapi.ErrInvalid},
+		"no disk":      {[]hostapi.VolumeAttachment{{Volume: "x", Disk: "none"}}, hostapi.ErrInvalid},
+		"not of disk":  {[]hostapi.VolumeAttachment{{Volume: "x", Disk: "data"}}, hostapi.ErrInvalid},
+		"one mount": {
+			[]hostapi.VolumeAttachment{{Volume: "x", Mount: "/m"}, {Volume: "y", Mount: "/m"}}, hostapi.ErrInvalid,
+		},
+		"twice": {
+			[]hostapi.VolumeAttachment{{Volume: "x", Mount: "/m"}, {Volume: "x", Mount: "/n", ReadOnly: true}},
+			hostapi.ErrInUse,
+		},
+		"too many": {
+			[]hostapi.VolumeAttachment{
+				{Volume: "x", Mount: "/m"}, {Volume: "y", Mount: "/n"}, {Volume: "z", Mount: "/o"},
+			},
+			hostapi.ErrUnsupported,
+		},
+	} {
+		_, err := w.mgr.Create(t.Context(), machine.CreateRequest{ID: "b", Volumes: c.volumes}, base, "")
+		if !errors.Is(err, c.want) {
+			t.Errorf("%s: got %v, want %v", name, err, c.want)
+		}
+		w.checkNoLeftovers()
+	}
+	for _, id := range []hostapi.VolumeID{"x", "y", "z", "f"} {
+		if v := w.volume(id); v.Machine != "" || v.Dirty {
+			t.Errorf("volume %s = %+v, want it untouched", id, v)
+		}
+	}
+	// A fence lower than that of an earlier writer comes from one that is not the writer any more.
+	w.destroy("a")
+	late := withVolumes("b")
+	late.Volumes[0].Fence = 0
+	if _, err := w.mgr.Create(t.Context(), late, base, ""); !errors.Is(err, hostapi.ErrInUse) {
+		t.Errorf("a writer with a low fence: got %v, want ErrInUse", err)
+	}
+	w.checkEmpty()
+}
+
+// TestMonitorExitWithVolume ends the monitor of a writer. The next one checks the volume.
+func TestMonitorExitWithVolume(t *testing.T) {
+	w := newFixture(t)
+	w.createWithVolumes()
+	w.count("a", 1)
+	w.failMonitor("a")
+	if v := w.volume("v"); v.Machine != "a" || !v.Dirty {
+		t.Errorf("volume v = %+v, want it attached to the failed machine", v)
+	}
+	_, err := w.mgr.Wake(t.Context(), "a")
+	w.must(err)
+	w.count("a", 2)
+	for _, v := range w.host.monitorOf("a").mem.Who.Volumes {
+		if !v.Check {
+			t.Errorf("volume at %s is mounted without a check", v.Dir)
+		}
+	}
+	if v := w.volume("v"); v.Check == nil || v.Check.Result != "repaired" || v.Check.Log != "replayed" {
+		t.Errorf("check of volume v = %+v, want the guest's result", v.Check)
+	}
+	w.failMonitor("a")
+	w.destroy("a")
+	if v := w.volume("v"); v.Machine != "" || !v.Dirty {
+		t.Errorf("volume v = %+v, want it detached and dirty", v)
+	}
+	w.checkEmpty()
+}
+
+// TestForkWithVolumes checks that children and snapshots have private copies of the moment.
+func TestForkWithVolumes(t *testing.T) {
+	w := newFixture(t)
+	w.createWithVolumes()
+	w.count("a", 1)
+	got, err := w.mgr.Fork(t.Context(), machine.ForkRequest{Parent: "a", Children: []machine.ChildRequest{{ID: "b"}}})
+	w.must(errors.Join(err, got[0].Err))
+	_, err = w.mgr.TakeSnapshot(t.Context(), "a", "snapshots/s", nil, nil)
+	w.must(err)
+	w.count("a", 2)
+	w.count("b", 2)
+	w.count("b", 3)
+	w.wantCounter("v", 2)
+	private := []hostapi.AttachedVolume{
+		{Volume: "v", Mount: "/vol", SizeMiB: volume.MinMiB, Private: true},
+		{Volume: "r", Mount: "/ro", SizeMiB: volume.MinMiB, ReadOnly: true, Private: true},
+	}
+	if v := got[0].Machine.Volumes; !reflect.DeepEqual(v, private) {
+		t.Errorf("volumes of the child = %+v, want %+v", v, private)
+	}
+	mc, err := w.mgr.Create(t.Context(), machine.CreateRequest{ID: "c", Persistent: true}, "snapshots/s", "")
+	w.must(err)
+	if !reflect.DeepEqual(mc.Volumes, private) || w.host.monitorOf("c").mem.Who.Volumes != nil {
+		t.Errorf("volumes of a machine from the snapshot = %+v, mounts %+v; want %+v, mounted in its memory",
+			mc.Volumes, w.host.monitorOf("c").mem.Who.Volumes, private)
+	}
+	w.count("c", 2)
+	if _, err := w.mgr.Create(t.Context(), withVolumes("d"), "snapshots/s", ""); !errors.Is(err, hostapi.ErrInUse) {
+		t.Errorf("create with a volume of which the snapshot brings a copy: got %v, want ErrInUse", err)
+	}
+	made, err := w.mgr.CreateVolume(t.Context(), volume.Request{ID: "promoted"}, "v", "b")
+	w.must(err)
+	if made.SizeMiB != volume.MinMiB || !made.Dirty {
+		t.Errorf("promoted copy = %+v, want the size of the volume, and dirty", made)
+	}
+	w.destroy("b")
+	w.wantCounter("promoted", 3)
+	w.wantCounter("v", 2)
+	if _, err := w.mgr.CreateVolume(t.Context(), volume.Request{ID: "n"}, "v", "b"); !errors.Is(err,
+		hostapi.ErrNotFound) {
+		t.Errorf("copy of what a removed machine had: got %v, want ErrNotFound", err)
+	}
+	w.must(w.mgr.Hibernate(t.Context(), "c"))
+	_, err = w.mgr.Wake(t.Context(), "c")
+	w.must(err)
+	w.count("c", 3)
+	w.destroy("c")
+	w.destroy("a")
+	w.must(w.store.Delete("snapshots/s"))
+	w.checkEmpty()
+}
+
+// TestHibernateWithVolumes checks that memory and volume are of one moment after every wake, also one that failed.
+func TestHibernateWithVolumes(t *testing.T) {
+	w := newFixture(t)
+	w.createWithVolumes()
+	w.count("a", 1)
+	w.must(w.mgr.Hibernate(t.Context(), "a"))
+	if v := w.volume("v"); v.Machine != "a" {
+		t.Errorf("volume v = %+v, want it attached to the hibernated machine", v)
+	}
+	w.host.busy = true // the guest writes before the wake fails
+	w.onStep(func(_, step string) error {
+		if step == "confirm" {
+			return errInjected
+		}
+		return nil
+	})
+	if _, err := w.mgr.Wake(t.Context(), "a"); !errors.Is(err, errInjected) {
+		t.Fatalf("wake: got %v, want the injected error", err)
+	}
+	w.host.busy = false
+	w.onStep(nil)
+	w.wantCounter("v", 2)
+	w.restart(nil)
+	_, err := w.mgr.Wake(t.Context(), "a")
+	w.must(err)
+	w.count("a", 2)
+	w.must(w.mgr.Stop(t.Context(), "a"))
+	_, err = w.mgr.Wake(t.Context(), "a")
+	w.must(err)
+	w.count("a", 3)
+	w.destroy("a")
+	w.wantCounter("v", 3)
+	w.checkEmpty()
+}
+
+// TestWakeAfterAnotherWriter checks that old memory is not restored over a volume that another machine has written to.
+func TestWakeAfterAnotherWriter(t *testing.T) {
+	w := newFixture(t)
+	w.createWithVolumes()
+	w.must(w.mgr.Hibernate(t.Context(), "a"))
+	w.must(w.volumes.Detach("v", "a", false)) // as nothing here does
+	_, err := w.volumes.Attach("v", "other", 2)
+	w.must(err)
+	if _, err := w.mgr.Wake(t.Context(), "a"); !errors.Is(err, hostapi.ErrInUse) {
+		t.Errorf("wake while another machine writes: got %v, want ErrInUse", err)
+	}
+	w.must(w.volumes.Detach("v", "other", true))
+	if _, err := w.mgr.Wake(t.Context(), "a"); err == nil {
+		t.Error("wake after another machine has written: got no error")
+	}
+	w.wantState("a", hostapi.Hibernated)
+}
+
+// TestDataDiskVolume attaches a copy of a template's data disk in its place.
+func TestDataDiskVolume(t *testing.T) {
+	w := newFixture(t)
+	snap, err := w.store.Get(base)
+	w.must(err)
+	_, err = w.mgr.CreateVolume(t.Context(), volume.Request{
+		ID: "d", From: snap.DiskPaths()[1], Source: machine.DiskSource(base, "data"),
+	}, "", "")
+	w.must(err)
+	request := machine.CreateRequest{ID: "a", Persistent: true, Volumes: []hostapi.VolumeAttachment{
+		{Volume: "d", Disk: "data", Fence: 1},
+	}}
+	mc, err := w.mgr.Create(t.Context(), request, base, "")
+	w.must(err)
+	want := []hostapi.AttachedVolume{{Volume: "d", Mount: "/data", SizeMiB: 1}}
+	if !reflect.DeepEqual(mc.Volumes, want) || w.host.monitorOf("a").mem.Who.Volumes != nil {
+		t.Errorf("volumes = %+v and mounts %+v, want %+v, mounted in the template's memory",
+			mc.Volumes, w.host.monitorOf("a").mem.Who.Volumes, want)
+	}
+	w.count("a", 1)
+	w.wantCounter("d", 1)
+	got, err := w.mgr.Fork(t.Context(), machine.ForkRequest{Parent: "a", Children: []machine.ChildRequest{{ID: "b"}}})
+	w.must(errors.Join(err, got[0].Err))
+	w.count("b", 2)
+	w.must(w.mgr.Hibernate(t.Context(), "a"))
+	w.restart(nil)
+	_, err = w.mgr.Wake(t.Context(), "a")
+	w.must(err)
+	w.count("a", 2)
+	w.must(w.mgr.Stop(t.Context(), "a"))
+	_, err = w.mgr.Wake(t.Context(), "a")
+	w.must(err)
+	w.count("a", 3)
+	mounts := []guestapi.VolumeMount{{Disk: 1, Dir: "/data", Bytes: 1 << 20, Check: true}}
+	if m := w.host.monitorOf("a").mem.Who; !reflect.DeepEqual(m.Volumes, mounts) ||
+		!reflect.DeepEqual(m.Mounts, mounted[1:]) {
+		t.Errorf("a guest that boots mounts %+v and %+v, want %+v and %+v", m.Volumes, m.Mounts, mounts, mounted[1:])
+	}
+	w.destroy("a")
+	w.destroy("b")
+	w.wantCounter("d", 3)
+	if _, err := w.mgr.Create(t.Context(), request, base, ""); !errors.Is(err, hostapi.ErrInvalid) {
+		t.Errorf("a volume that was written to in place of a data disk: got %v, want ErrInvalid", err)
+	}
+	w.checkEmpty()
+}
+
+// TestSnapshotsWithoutPlaces checks that machines from old snapshots work, without volumes.
+func TestSnapshotsWithoutPlaces(t *testing.T) {
+	w := newFixture(t)
+	w.addVolume("v")
+	d, err := w.store.Draft()
+	w.must(err)
+	image, err := (&capture{mem: memory{Frozen: true}, m: &monitor{host: w.host}}).Save(t.Context(), d.ImageDir())
+	w.must(err)
+	w.must(os.WriteFile(d.DiskPath(), make([]byte, 1<<20), 0o600))
+	image.Manifest.Disks = 1
+	_, err = d.Commit(snapshot.Snapshot{Ref: "snapshots/old", VCPUs: 1, MemoryMiB: 64, Manifest: image.Manifest})
+	w.must(err)
+	w.must(w.store.Release("snapshots/old"))
+	request := machine.CreateRequest{ID: "a", Persistent: true,
+		Volumes: []hostapi.VolumeAttachment{{Volume: "v", Mount: "/m"}}}
+	if _, err := w.mgr.Create(t.Context(), request, "snapshots/old", ""); !errors.Is(err, hostapi.ErrUnsupported) {
+		t.Errorf("create with a volume from a snapshot without places: got %v, want ErrUnsupported", err)
+	}
+	request.Volumes = nil
+	_, err = w.mgr.Create(t.Context(), request, "snapshots/old", "")
+	w.must(err)
+	if got := names(t, filepath.Join(w.dir, "machines", "a")); len(got) != 3 {
+		t.Errorf("files of a machine without places = %v, want record, disk and monitor", got)
+	}
+	w.destroy("a")
+}

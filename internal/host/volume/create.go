@@ -1,0 +1,175 @@
+package volume
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/pandastack/pandastack/internal/contract/hostapi"
+	"github.com/pandastack/pandastack/internal/lib/durable"
+)
+
+// Request asks for a volume.
+type Request struct {
+	ID      hostapi.VolumeID
+	SizeMiB int // 0: that of From
+	// From is the file to copy, with an ext4 file system; "": the volume is empty.
+	From   string
+	Source string // as Volume.Source
+	// Dirty: the file system of From may be mounted.
+	Dirty  bool
+	Frozen bool
+	Group  string
+	Labels map[string]string
+}
+
+// Create makes a volume. When it fails nothing is left.
+func (s *Store) Create(ctx context.Context, req Request) (_ Volume, err error) {
+	v := Volume{
+		Version: recordVersion, ID: req.ID, SizeMiB: req.SizeMiB, Frozen: req.Frozen, Dirty: req.Dirty,
+		Source: req.Source, Group: req.Group, Labels: req.Labels, Created: time.Now().UTC(),
+	}
+	if err := v.complete(req.From); err != nil {
+		return Volume{}, fmt.Errorf("create volume %s: %w", req.ID, err)
+	}
+	draft, err := s.reserve(v.ID)
+	if err != nil {
+		return Volume{}, err
+	}
+	defer func() {
+		s.mu.Lock()
+		delete(s.making, v.ID)
+		s.mu.Unlock()
+		if err != nil {
+			if !errors.Is(err, ErrAbandon) {
+				err = errors.Join(err, os.RemoveAll(draft))
+			}
+			err = fmt.Errorf("create volume %s: %w", v.ID, noSpace(err))
+		}
+	}()
+	if err := os.Mkdir(draft, 0o711); err != nil {
+		return Volume{}, err
+	}
+	if err := s.makeDisk(ctx, v, req.From, filepath.Join(draft, diskFile)); err != nil {
+		return Volume{}, err
+	}
+	if err := s.done("create", "disk"); err != nil {
+		return Volume{}, err
+	}
+	if err := durable.WriteJSON(filepath.Join(draft, recordFile), v); err != nil {
+		return Volume{}, err
+	}
+	if err := s.done("create", "record"); err != nil {
+		return Volume{}, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := durable.Rename(draft, s.dir(v.ID)); err != nil {
+		return Volume{}, err
+	}
+	s.volumes[v.ID] = v
+	if err := s.done("create", "rename"); err != nil {
+		if errors.Is(err, ErrAbandon) {
+			return Volume{}, err
+		}
+		delete(s.volumes, v.ID)
+		return Volume{}, errors.Join(err, durable.RemoveAll(s.dir(v.ID)))
+	}
+	return v, nil
+}
+
+// complete checks a volume that is to be made, and sets its size.
+func (v *Volume) complete(from string) error {
+	if !validID(v.ID) {
+		return fmt.Errorf("the id is not 1 to 64 lower-case letters and digits: %w", hostapi.ErrInvalid)
+	}
+	if from != "" {
+		info, err := os.Stat(from)
+		if err != nil {
+			return err
+		}
+		have := int((info.Size() + mib - 1) / mib)
+		if v.SizeMiB == 0 {
+			v.SizeMiB = have
+		}
+		if v.SizeMiB < have {
+			return fmt.Errorf("a size of %d MiB was asked for, and the source has %d: %w", v.SizeMiB, have,
+				hostapi.ErrInvalid)
+		}
+		if v.SizeMiB > have {
+			v.Source = ""
+		}
+	} else if v.SizeMiB < MinMiB {
+		return fmt.Errorf("a size of %d MiB was asked for, and the smallest volume has %d: %w", v.SizeMiB, MinMiB,
+			hostapi.ErrInvalid)
+	}
+	if v.SizeMiB > MaxMiB {
+		return fmt.Errorf("a size of %d MiB was asked for, and the largest volume has %d: %w", v.SizeMiB, MaxMiB,
+			hostapi.ErrInvalid)
+	}
+	return nil
+}
+
+// reserve takes the id of a volume that is about to be made, and returns the directory of its draft.
+func (s *Store) reserve(id hostapi.VolumeID) (draft string, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if _, taken := s.volumes[id]; taken || s.making[id] || s.broken[id] != nil {
+		return "", fmt.Errorf("volume %s: %w", id, hostapi.ErrExists)
+	}
+	s.making[id] = true
+	s.drafts++
+	return filepath.Join(s.cfg.Dir, fmt.Sprintf("%s%d", draftPrefix, s.drafts)), nil
+}
+
+// makeDisk makes the disk of a new volume, durably.
+func (s *Store) makeDisk(ctx context.Context, v Volume, from, to string) (err error) {
+	if from != "" {
+		if err := s.cfg.Clone(from, to); err != nil {
+			return fmt.Errorf("copy the disk: %w", err)
+		}
+		err := os.Chmod(to, 0o600)
+		if err == nil {
+			err = s.cfg.Grow(to, int64(v.SizeMiB)*mib)
+		}
+		return errors.Join(err, durable.Sync(to))
+	}
+	out, err := os.OpenFile(to, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, out.Close()) }()
+	if err := s.cfg.Format(ctx, out, v.SizeMiB); err != nil {
+		return fmt.Errorf("make the file system: %w", err)
+	}
+	return out.Sync()
+}
+
+// Copy makes a private copy of a volume as of this moment.
+// The caller moves the file at path; remove removes it if it is still there. of is the volume.
+func (s *Store) Copy(id hostapi.VolumeID) (path string, of Volume, remove func() error, err error) {
+	of, err = s.Get(id)
+	if err != nil {
+		return "", Volume{}, nil, err
+	}
+	s.mu.Lock()
+	s.drafts++
+	path = filepath.Join(s.cfg.Dir, fmt.Sprintf("%scopy-%d", draftPrefix, s.drafts))
+	s.mu.Unlock()
+	remove = func() error {
+		if err := os.Remove(path); !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+		return nil
+	}
+	if err := s.cfg.Clone(s.path(id), path); err != nil {
+		return "", Volume{}, nil, noSpace(fmt.Errorf("copy volume %s: %w", id, errors.Join(err, remove())))
+	}
+	if err := os.Chmod(path, 0o600); err != nil {
+		return "", Volume{}, nil, errors.Join(err, remove())
+	}
+	return path, of, remove, nil
+}
