@@ -40,7 +40,8 @@ const unprivileged = 65534
 // limit bounds every wait for a server. It is long because the host may be busy.
 const limit = 2 * time.Minute
 
-// Server is a server with a data directory. The test that made it ends it.
+// Server is a server with a data directory. The test that made it ends it. Unless a setting says fsync=on, it does not
+// wait for the disk: what it wrote survives its own end, not that of the host.
 type Server struct {
 	Data     string   // data directory
 	Settings []string // "name=value" of the next start
@@ -135,7 +136,9 @@ func (s *Server) Start() {
 
 // TryStart is Start for a server that may refuse. The error ends with the server's log.
 func (s *Server) TryStart() error {
-	args := []string{"-D", s.Data, "-k", s.sockets, "-p", strconv.Itoa(port), "-c", "listen_addresses="}
+	args := []string{
+		"-D", s.Data, "-k", s.sockets, "-p", strconv.Itoa(port), "-c", "listen_addresses=", "-c", "fsync=off",
+	}
 	for _, one := range s.Settings {
 		args = append(args, "-c", one)
 	}

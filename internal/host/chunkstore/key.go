@@ -1,7 +1,6 @@
 package chunkstore
 
 import (
-	"crypto/aes"
 	"crypto/cipher"
 	"crypto/hmac"
 	"crypto/sha256"
@@ -84,13 +83,7 @@ func (r *tenantKeys) aead(n Name) (cipher.AEAD, error) {
 	return newAEAD(derive(r.sealKey, "chunk "+n.String()))
 }
 
-func newAEAD(key []byte) (cipher.AEAD, error) {
-	block, err := aes.NewCipher(key)
-	if err != nil {
-		return nil, err
-	}
-	return cipher.NewGCM(block)
-}
+func newAEAD(key []byte) (cipher.AEAD, error) { return keyring.NewAEAD(key) }
 
 // Keys of objects in the store.
 func (r *tenantKeys) chunkKey(n Name) string {

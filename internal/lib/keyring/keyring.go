@@ -4,6 +4,9 @@
 package keyring
 
 import (
+	"bytes"
+	"crypto/aes"
+	"crypto/cipher"
 	"crypto/hkdf"
 	"crypto/rand"
 	"crypto/sha256"
@@ -78,4 +81,47 @@ func Derive(secret []byte, purpose string) []byte {
 		return nil // not reached: an empty key makes every use of it fail
 	}
 	return key
+}
+
+// NewAEAD returns AES-256-GCM under a key.
+func NewAEAD(key []byte) (cipher.AEAD, error) {
+	block, err := aes.NewCipher(key)
+	if err != nil {
+		return nil, err
+	}
+	return cipher.NewGCM(block)
+}
+
+// ErrSealed means that sealed content was made with another key or for another place, or was changed.
+var ErrSealed = errors.New("content fails authentication")
+
+// Seal encrypts content under a key of its place alone, and authenticates it together with head.
+// The result begins with head.
+func Seal(key, head, content []byte) ([]byte, error) {
+	gcm, err := NewAEAD(key)
+	if err != nil {
+		return nil, err
+	}
+	out := make([]byte, len(head)+gcm.NonceSize(), len(head)+gcm.NonceSize()+len(content)+gcm.Overhead())
+	copy(out, head)
+	nonce := out[len(head):]
+	_, _ = rand.Read(nonce) // never fails: it ends the program instead
+	return gcm.Seal(out, nonce, content, head), nil
+}
+
+// Unseal is the inverse of Seal. It overwrites sealed.
+func Unseal(key, head, sealed []byte) ([]byte, error) {
+	gcm, err := NewAEAD(key)
+	if err != nil {
+		return nil, err
+	}
+	if len(sealed) < len(head)+gcm.NonceSize() || !bytes.Equal(sealed[:len(head)], head) {
+		return nil, ErrSealed
+	}
+	nonce, rest := sealed[len(head):len(head)+gcm.NonceSize()], sealed[len(head)+gcm.NonceSize():]
+	content, err := gcm.Open(rest[:0], nonce, rest, head)
+	if err != nil {
+		return nil, ErrSealed
+	}
+	return content, nil
 }

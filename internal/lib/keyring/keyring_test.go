@@ -3,6 +3,7 @@ package keyring_test
 import (
 	"bytes"
 	"encoding/hex"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -57,5 +58,34 @@ func TestKeysDoNotChange(t *testing.T) {
 	}
 	if _, err := keyring.New(make([]byte, 31)); err == nil {
 		t.Error("New of 31 bytes: got nil, want an error")
+	}
+}
+
+// Sealed content opens with its key and head alone, and every changed or missing byte is noticed.
+func TestSeal(t *testing.T) {
+	key, head := keyring.Derive([]byte("secret"), "a"), []byte("HEAD")
+	sealed, err := keyring.Seal(key, head, []byte("content"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if again, err := keyring.Seal(key, head, []byte("content")); err != nil || bytes.Equal(again, sealed) {
+		t.Errorf("equal content is sealed equally, %v", err)
+	}
+	if got, err := keyring.Unseal(key, head, bytes.Clone(sealed)); err != nil || string(got) != "content" {
+		t.Errorf("Unseal = %q, %v; want the content", got, err)
+	}
+	check := func(what string, key, head, sealed []byte) {
+		t.Helper()
+		if got, err := keyring.Unseal(key, head, sealed); !errors.Is(err, keyring.ErrSealed) {
+			t.Errorf("Unseal with %s = %q, %v; want ErrSealed", what, got, err)
+		}
+	}
+	check("another key", keyring.Derive([]byte("secret"), "b"), head, bytes.Clone(sealed))
+	check("another head", key, []byte("HEAP"), bytes.Clone(sealed))
+	for i := range sealed {
+		changed := bytes.Clone(sealed)
+		changed[i] ^= 1
+		check("a changed byte", key, head, changed)
+		check("missing bytes", key, head, bytes.Clone(sealed[:i]))
 	}
 }

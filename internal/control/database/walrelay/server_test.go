@@ -1,0 +1,282 @@
+//go:build e2e
+
+package walrelay_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"os"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/pandastack/pandastack/internal/control/database/archive"
+	"github.com/pandastack/pandastack/internal/control/database/basebackup"
+	"github.com/pandastack/pandastack/internal/control/database/replication"
+	"github.com/pandastack/pandastack/internal/control/database/restore"
+	"github.com/pandastack/pandastack/internal/control/database/wal"
+	"github.com/pandastack/pandastack/internal/control/database/walrelay"
+	"github.com/pandastack/pandastack/internal/lib/blob"
+	"github.com/pandastack/pandastack/internal/lib/keyring"
+	"github.com/pandastack/pandastack/test/pglab"
+)
+
+func openArchive(t *testing.T, dir string) *archive.Archive {
+	t.Helper()
+	store, err := blob.Open(t.Context(), "file://"+dir, blob.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = store.Close() })
+	ring, err := keyring.New(bytes.Repeat([]byte{1}, keyring.KeyBytes))
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, err := archive.New(store, ring, "db1", archive.Options{Retry: time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return a
+}
+
+func serverConfig(s *pglab.Server) replication.Config {
+	return replication.Config{Dial: s.Dial, User: pglab.User, Password: pglab.Password}
+}
+
+// running is a relay that runs.
+type running struct {
+	*walrelay.Relay
+	stop func() // ends it and waits
+}
+
+func startRelay(t *testing.T, s *pglab.Server, a *archive.Archive, dir string) *running {
+	t.Helper()
+	r, err := walrelay.New(walrelay.Config{
+		Server: serverConfig(s), Archive: a, Slot: "relay", Dir: dir, Retry: 10 * time.Millisecond,
+		Partial: 100 * time.Millisecond, StopLimit: time.Minute, Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- r.Run(ctx) }()
+	var once sync.Once
+	stop := func() {
+		once.Do(func() {
+			cancel()
+			if err := <-ended; err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	t.Cleanup(stop)
+	return &running{r, stop}
+}
+
+func flush(t *testing.T, s *pglab.Server, r *running) {
+	t.Helper()
+	at, err := wal.ParseLSN(s.Value("select pg_current_wal_flush_lsn()"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	if err := r.Flush(ctx, at); err != nil {
+		t.Fatalf("%v; status %+v", err, r.Status())
+	}
+}
+
+func take(t *testing.T, s *pglab.Server, r *running, a *archive.Archive) archive.Base {
+	t.Helper()
+	b, err := basebackup.Take(t.Context(), serverConfig(s), a, basebackup.Options{
+		Archived: func(ctx context.Context, _ wal.Timeline, at wal.LSN) error { return r.Flush(ctx, at) },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// restored starts a server on the end of the log in the archive.
+func restored(t *testing.T, a *archive.Archive) *pglab.Server {
+	t.Helper()
+	plan, err := restore.Find(t.Context(), a, restore.Target{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := pglab.Empty(t)
+	if err := os.Mkdir(s.Data, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	root, err := os.OpenRoot(s.Data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer root.Close()
+	if err := plan.Write(t.Context(), restore.DirSink{Root: root}, restore.Options{}); err != nil {
+		t.Fatal(err)
+	}
+	s.Own()
+	s.Start()
+	return s
+}
+
+// client inserts numbers and keeps those whose commit was confirmed.
+func client(ctx context.Context, s *pglab.Server, from int, confirmed *atomic.Int64) {
+	conn, err := s.TryConnect(ctx)
+	if err != nil {
+		return
+	}
+	defer conn.Close(context.WithoutCancel(ctx))
+	for n := from; ctx.Err() == nil; n++ {
+		if _, err := conn.PgConn().Exec(ctx, "insert into a values ("+strconv.Itoa(n)+")").ReadAll(); err != nil {
+			return
+		}
+		confirmed.Store(int64(n))
+	}
+}
+
+// In synchronous mode, every confirmed commit is in the restored database, after kills of the server and ends of the
+// relay at random moments, and a final loss of the server with its data.
+func TestKilledRelayAndServer(t *testing.T) {
+	s := pglab.New(t, "synchronous_standby_names=relay")
+	dir := t.TempDir()
+	a := openArchive(t, dir+"/store")
+	r := startRelay(t, s, a, dir+"/spool")
+	s.Exec("create table a (b int primary key)")
+	take(t, s, r, a)
+	random := rand.New(rand.NewPCG(1, 2))
+	last := 0
+	for round := range 4 {
+		var confirmed atomic.Int64
+		ctx, cancel := context.WithCancel(t.Context())
+		var clients sync.WaitGroup
+		clients.Go(func() { client(ctx, s, last+1, &confirmed) })
+		target := int64(last + 20 + random.IntN(200))
+		what := fmt.Sprintf("round %d: %d commits", round, target)
+		waitUntil(t, what, func() bool { return confirmed.Load() >= target })
+		if round%2 == 0 {
+			s.Kill()
+		} else {
+			r.stop()
+		}
+		cancel()
+		clients.Wait()
+		last = max(last, int(confirmed.Load()))
+		switch round {
+		case 0, 2:
+			s.Start()
+		default:
+			r = startRelay(t, s, a, dir+"/spool")
+		}
+		// A number that was not confirmed may be there.
+		last = max(last, number(t, s.Value("select coalesce(max(b), 0) from a")))
+	}
+	var confirmed atomic.Int64
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var clients sync.WaitGroup
+	clients.Go(func() { client(ctx, s, last+1, &confirmed) })
+	waitUntil(t, "the last commits", func() bool { return confirmed.Load() >= int64(last+50) })
+	s.Kill() // and it is gone for good
+	clients.Wait()
+	r.stop() // which brings the spool to the archive
+	copied := restored(t, a)
+	want := int(confirmed.Load())
+	if got := number(t, copied.Value("select count(*) from a where b <= "+strconv.Itoa(want))); got != want {
+		t.Errorf("the restored database has %d of %d confirmed rows", got, want)
+	}
+	if v, err := a.Scrub(t.Context(), archive.Scrub{Share: 1}); err != nil || !v.Intact() {
+		t.Errorf("Scrub = %+v, %v", v, err)
+	}
+}
+
+func number(t *testing.T, text string) int {
+	t.Helper()
+	n, err := strconv.Atoi(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// waitUntil waits for a condition that another goroutine brings about.
+func waitUntil(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	ticker := time.NewTicker(5 * time.Millisecond)
+	defer ticker.Stop()
+	limit := time.After(3 * time.Minute)
+	for !ok() {
+		select {
+		case <-ticker.C:
+		case <-limit:
+			t.Fatalf("timeout: %s", what)
+		}
+	}
+}
+
+// After a promotion the relay follows the server to its new timeline, and the archive restores it.
+func TestPromotion(t *testing.T) {
+	s := pglab.New(t)
+	dir := t.TempDir()
+	a := openArchive(t, dir+"/store")
+	r := startRelay(t, s, a, dir+"/spool")
+	s.Exec("create table a (b int); insert into a values (1)")
+	take(t, s, r, a)
+	s.Exec("insert into a values (2)")
+	flush(t, s, r)
+	r.stop()
+	s.Kill()
+	next := restored(t, a) // a failover: another server continues the same database
+	next.Exec("insert into a values (3)")
+	r = startRelay(t, next, a, dir+"/spool")
+	flush(t, next, r)
+	if got := r.Status().Timeline; got != 2 {
+		t.Errorf("timeline %v, want 2", got)
+	}
+	r.stop()
+	next.Kill()
+	if got := restored(t, a).Value("select sum(b) from a"); got != "6" {
+		t.Errorf("sum after two restores = %s, want 6", got)
+	}
+}
+
+// A slot that the server has given up is made again; the hole is reported, and a new base backup ends it.
+func TestLostSlot(t *testing.T) {
+	s := pglab.New(t, "max_slot_wal_keep_size=64MB", "min_wal_size=32MB", "max_wal_size=64MB")
+	dir := t.TempDir()
+	a := openArchive(t, dir+"/store")
+	r := startRelay(t, s, a, dir+"/spool")
+	s.Exec("create table a (b text); insert into a values ('first')")
+	take(t, s, r, a)
+	r.stop()
+	for range 8 {
+		s.Exec("insert into a values ('x'); select pg_switch_wal()")
+	}
+	s.Exec("checkpoint")
+	if got := s.Value("select wal_status from pg_replication_slots"); got != "lost" {
+		t.Fatalf("the slot is %s, want lost", got)
+	}
+	r = startRelay(t, s, a, dir+"/spool")
+	waitUntil(t, "the hole", func() bool { return r.Status().Hole != nil })
+	s.Exec("insert into a values ('last')")
+	flush(t, s, r)
+	c, err := a.Catalog(t.Context())
+	if err != nil || len(c.Holes()) == 0 {
+		t.Errorf("holes %v, %v; want one", c.Holes(), err)
+	}
+	if _, err := restore.Find(t.Context(), a, restore.Target{}); !errors.Is(err, restore.ErrHole) {
+		t.Errorf("restore over the hole: got %v, want ErrHole", err)
+	}
+	take(t, s, r, a)
+	if got := restored(t, a).Value("select count(*) from a where b = 'last'"); got != "1" {
+		t.Errorf("%s rows after the hole, want 1", got)
+	}
+}
