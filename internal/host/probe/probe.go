@@ -90,6 +90,7 @@ const (
 	Files       = "open-files"
 	Memory      = "memory"
 	Disk        = "disk"
+	Encryption  = "encryption"
 	Clock       = "clock"
 	HostKernel  = "host-kernel"
 	Nested      = "nested"
@@ -122,6 +123,7 @@ func All(c Config) []Probe {
 		{Files, files},
 		{Memory, memory},
 		{Disk, c.disk},
+		{Encryption, c.encryption},
 		{Clock, clock},
 		{HostKernel, c.hostKernel},
 		{Nested, c.nested},
