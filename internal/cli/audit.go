@@ -54,17 +54,23 @@ func (f *auditFlags) selected() (client.AuditFilter, error) {
 	return f.filter, nil
 }
 
+// dial returns a client and the filter.
+func (f *auditFlags) dial(a *app) (*client.Client, client.AuditFilter, error) {
+	filter, err := f.selected()
+	if err != nil {
+		return nil, filter, err
+	}
+	cl, err := a.dial()
+	return cl, filter, err
+}
+
 func (a *app) auditList() *cobra.Command {
 	var f auditFlags
 	c := &cobra.Command{Use: "list", Aliases: []string{"ls"}, Short: "List the newest entries", Args: cobra.NoArgs}
 	f.register(c.Flags())
 	c.Flags().IntVar(&f.filter.Limit, "limit", 100, "at most so many, up to 1000")
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		filter, err := f.selected()
-		if err != nil {
-			return err
-		}
-		cl, err := a.dial()
+		cl, filter, err := f.dial(a)
 		if err != nil {
 			return err
 		}
@@ -92,11 +98,7 @@ func (a *app) auditExport() *cobra.Command {
 	}
 	f.register(c.Flags())
 	c.RunE = func(c *cobra.Command, _ []string) (err error) {
-		filter, err := f.selected()
-		if err != nil {
-			return err
-		}
-		cl, err := a.dial()
+		cl, filter, err := f.dial(a)
 		if err != nil {
 			return err
 		}

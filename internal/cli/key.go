@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/client"
 	"github.com/pandastack/pandastack/internal/cli/values"
 	"github.com/pandastack/pandastack/internal/control/auth"
 	"github.com/pandastack/pandastack/internal/lib/config"
@@ -117,30 +118,9 @@ func (a *app) createKey(ctx context.Context, req api.TokenRequest, offline, save
 }
 
 func (a *app) keyList() *cobra.Command {
-	return &cobra.Command{
-		Use:     "list",
-		Aliases: []string{"ls"},
-		Short:   "List keys",
-		Args:    cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
-			cl, err := a.dial()
-			if err != nil {
-				return err
-			}
-			list, err := cl.Tokens.List(c.Context())
-			if err != nil {
-				return err
-			}
-			return a.print(list, func(w io.Writer) error {
-				rows := make([][]string, 0, len(list))
-				for _, k := range list {
-					rows = append(rows, keyRow(k, time.Now()))
-				}
-				head := []string{"PREFIX", "LABEL", "ROLE", "SCOPES", "FROM", "AGE", "LAST USED", "EXPIRES"}
-				return table(w, head, rows)
-			})
-		},
-	}
+	get := func(ctx context.Context, cl *client.Client) ([]api.Token, error) { return cl.Tokens.List(ctx) }
+	head := []string{"PREFIX", "LABEL", "ROLE", "SCOPES", "FROM", "AGE", "LAST USED", "EXPIRES"}
+	return listCommand(a, "List keys", get, head, func(k api.Token) []string { return keyRow(k, time.Now()) })
 }
 
 func keyRow(k api.Token, now time.Time) []string {

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -9,7 +10,10 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/spf13/cobra"
 	"golang.org/x/term"
+
+	"github.com/pandastack/pandastack/client"
 )
 
 // print writes v as JSON with --json, and calls human otherwise.
@@ -25,6 +29,35 @@ func writeJSON(w io.Writer, v any) error {
 	enc.SetIndent("", "  ")
 	enc.SetEscapeHTML(false)
 	return enc.Encode(v)
+}
+
+// listCommand returns a command that prints a list: get fetches it, and row formats one element below head.
+func listCommand[T any](
+	a *app,
+	short string,
+	get func(ctx context.Context, cl *client.Client) ([]T, error),
+	head []string,
+	row func(T) []string,
+) *cobra.Command {
+	c := &cobra.Command{Use: "list", Aliases: []string{"ls"}, Short: short, Args: cobra.NoArgs}
+	c.RunE = func(c *cobra.Command, _ []string) error {
+		cl, err := a.dial()
+		if err != nil {
+			return err
+		}
+		list, err := get(c.Context(), cl)
+		if err != nil {
+			return err
+		}
+		return a.print(list, func(w io.Writer) error {
+			rows := make([][]string, 0, len(list))
+			for _, one := range list {
+				rows = append(rows, row(one))
+			}
+			return table(w, head, rows)
+		})
+	}
+	return c
 }
 
 // table writes aligned rows below a header.

@@ -36,40 +36,14 @@ func (a *app) template() *cobra.Command {
 }
 
 func (a *app) templateList() *cobra.Command {
-	return &cobra.Command{
-		Use:     "list",
-		Aliases: []string{"ls"},
-		Short:   "List templates",
-		Args:    cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
-			cl, err := a.dial()
-			if err != nil {
-				return err
-			}
-			list, err := cl.Templates.List(c.Context())
-			if err != nil {
-				return err
-			}
-			return a.print(list, func(w io.Writer) error {
-				rows := make([][]string, 0, len(list))
-				for _, t := range list {
-					rows = append(
-						rows,
-						[]string{
-							t.Name,
-							baked(t),
-							strconv.Itoa(t.CPU),
-							strconv.Itoa(t.MemoryMB) + " MiB",
-							strconv.Itoa(t.DiskMB) + " MiB",
-							diskUsage(t),
-							t.Description,
-						},
-					)
-				}
-				return table(w, []string{"NAME", "BAKED", "CPU", "MEMORY", "DISK", "DISK USAGE", "DESCRIPTION"}, rows)
-			})
-		},
-	}
+	get := func(ctx context.Context, cl *client.Client) ([]api.Template, error) { return cl.Templates.List(ctx) }
+	head := []string{"NAME", "BAKED", "CPU", "MEMORY", "DISK", "DISK USAGE", "DESCRIPTION"}
+	return listCommand(a, "List templates", get, head, func(t api.Template) []string {
+		return []string{
+			t.Name, baked(t), strconv.Itoa(t.CPU), strconv.Itoa(t.MemoryMB) + " MiB", strconv.Itoa(t.DiskMB) + " MiB",
+			diskUsage(t), t.Description,
+		}
+	})
 }
 
 // diskUsage returns the disk usage of a template and its apparent size.

@@ -51,29 +51,13 @@ func (a *app) workspaceCreate() *cobra.Command {
 }
 
 func (a *app) workspaceList() *cobra.Command {
-	return &cobra.Command{
-		Use:     "list",
-		Aliases: []string{"ls"},
-		Short:   "List workspaces",
-		Args:    cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
-			cl, err := a.dial()
-			if err != nil {
-				return err
-			}
-			list, err := cl.Workspaces.List(c.Context())
-			if err != nil {
-				return err
-			}
-			return a.print(list, func(w io.Writer) error {
-				rows := make([][]string, 0, len(list))
-				for _, one := range list {
-					rows = append(rows, []string{string(one.ID), one.Name, one.Status, age(one.CreatedAt, time.Now())})
-				}
-				return table(w, []string{"WORKSPACE", "NAME", "STATUS", "AGE"}, rows)
-			})
-		},
+	get := func(ctx context.Context, cl *client.Client) ([]api.WorkspaceInfo, error) {
+		return cl.Workspaces.List(ctx)
 	}
+	head := []string{"WORKSPACE", "NAME", "STATUS", "AGE"}
+	return listCommand(a, "List workspaces", get, head, func(one api.WorkspaceInfo) []string {
+		return []string{string(one.ID), one.Name, one.Status, age(one.CreatedAt, time.Now())}
+	})
 }
 
 func (a *app) workspaceSuspend() *cobra.Command {

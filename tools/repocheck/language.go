@@ -27,6 +27,7 @@ var bannedWords = []struct {
 	{regexp.MustCompile(`(?i)\btold\b`), "name the call, event or field that carries the information"},
 	{regexp.MustCompile(`(?i)\bwhoever\b`), `write "the caller", "the user" or another noun`},
 	{regexp.MustCompile(`(?i)\bnobody\b`), `write "no caller", "no process" or another noun`},
+	{regexp.MustCompile(`(?i)\btells whether\b`), `write "reports whether"`},
 	{regexp.MustCompile(`(?i)\banew\b`), `write "again" or "from scratch"`},
 	{regexp.MustCompile(`(?i)\blies over\b`), `write "overlays"`},
 	{regexp.MustCompile(`(?i)\bwho (kills|lacks|waits|calls|asks)\b`), "give the clause a noun"},

@@ -16,6 +16,7 @@ import (
 	"github.com/pandastack/pandastack/internal/control/auth"
 	"github.com/pandastack/pandastack/internal/control/build"
 	"github.com/pandastack/pandastack/internal/control/quota"
+	"github.com/pandastack/pandastack/internal/control/quota/quotatest"
 )
 
 // zeroBytes returns n bytes.
@@ -24,17 +25,7 @@ func zeroBytes(n int64) io.Reader { return io.LimitReader(zeros{}, n) }
 // charged returns what a workspace uses of a kind, in its unit.
 func (w *fixture) charged(p auth.Principal, kind quota.Kind) int64 {
 	w.t.Helper()
-	all, err := w.quotas.Usage(w.t.Context(), p.Workspace)
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	for _, q := range all {
-		if q.Kind == string(kind) {
-			return *q.Used
-		}
-	}
-	w.t.Fatalf("no kind %s", kind)
-	return 0
+	return quotatest.Used(w.t, w.quotas, p.Workspace, kind)
 }
 
 // refused checks that a quota refused a request.
@@ -167,26 +158,10 @@ func TestReservedBuildsCount(t *testing.T) {
 	ctx := t.Context()
 	const allowed, requests = 5, 50
 	w.allow(alice, quota.Builds, allowed)
-	var made, over atomic.Int32
-	var wg sync.WaitGroup
-	for n := range requests {
-		wg.Go(func() {
-			_, err := w.Reserve(ctx, alice, api.BuildRequest{Name: fmt.Sprint("t", n)})
-			switch {
-			case err == nil:
-				made.Add(1)
-			case api.CodeOf(err) == api.QuotaExceeded:
-				over.Add(1)
-			default:
-				t.Error(err)
-			}
-		})
-	}
-	wg.Wait()
-	if made.Load() != allowed || over.Load() != requests-allowed {
-		t.Errorf("%d builds were reserved and %d refused, want %d and %d", made.Load(), over.Load(), allowed,
-			requests-allowed)
-	}
+	quotatest.Race(t, requests, allowed, func(n int) error {
+		_, err := w.Reserve(ctx, alice, api.BuildRequest{Name: fmt.Sprint("t", n)})
+		return err
+	})
 	if got := w.charged(alice, quota.Templates); got != allowed {
 		t.Errorf("%d templates exist, want one for each build", got)
 	}

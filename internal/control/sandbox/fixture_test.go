@@ -18,6 +18,7 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/hostapi/hosttest"
 	"github.com/pandastack/pandastack/internal/control/auth"
 	"github.com/pandastack/pandastack/internal/control/quota"
+	"github.com/pandastack/pandastack/internal/control/quota/quotatest"
 	"github.com/pandastack/pandastack/internal/control/sandbox"
 	"github.com/pandastack/pandastack/internal/control/sandbox/activity"
 	"github.com/pandastack/pandastack/internal/control/store"
@@ -224,7 +225,7 @@ func (w *fixture) rows() (rows, machines map[string]string) {
 	return rows, machines
 }
 
-// agree tells whether store and host have the same sandboxes in the same states.
+// agree reports whether store and host have the same sandboxes in the same states.
 func (w *fixture) agree() bool {
 	w.t.Helper()
 	rows, machines := w.rows()
@@ -274,15 +275,5 @@ func (w *fixture) allow(p auth.Principal, kind quota.Kind, n int64) {
 // used returns what a workspace uses of a kind.
 func (w *fixture) used(p auth.Principal, kind quota.Kind) int64 {
 	w.t.Helper()
-	all, err := w.limits.Usage(w.t.Context(), p.Workspace)
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	for _, q := range all {
-		if q.Kind == string(kind) {
-			return *q.Used
-		}
-	}
-	w.t.Fatalf("no kind %s", kind)
-	return 0
+	return quotatest.Used(w.t, w.limits, p.Workspace, kind)
 }

@@ -2,8 +2,6 @@ package sandbox_test
 
 import (
 	"context"
-	"sync"
-	"sync/atomic"
 	"testing"
 
 	"github.com/pandastack/pandastack/api"
@@ -11,6 +9,7 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/hostapi/hosttest"
 	"github.com/pandastack/pandastack/internal/control/auth"
 	"github.com/pandastack/pandastack/internal/control/quota"
+	"github.com/pandastack/pandastack/internal/control/quota/quotatest"
 )
 
 // refused checks that a quota refused a request, and what the error says of it.
@@ -32,24 +31,12 @@ func checkQuotaRace(t *testing.T, w *fixture) {
 	t.Helper()
 	const requests, allowed = 100, 10
 	w.allow(alice, quota.Sandboxes, allowed)
-	var made, over atomic.Int32
-	var wg sync.WaitGroup
-	for range requests {
-		wg.Go(func() {
-			switch _, err := w.Create(t.Context(), alice, api.CreateRequest{}); {
-			case err == nil:
-				made.Add(1)
-			case api.CodeOf(err) == api.QuotaExceeded:
-				over.Add(1)
-			default:
-				t.Error(err)
-			}
-		})
-	}
-	wg.Wait()
-	if made.Load() != allowed || over.Load() != requests-allowed || w.used(alice, quota.Sandboxes) != allowed {
-		t.Errorf("%d creates succeeded and %d were over the quota, %d sandboxes exist; want %d and %d",
-			made.Load(), over.Load(), w.used(alice, quota.Sandboxes), allowed, requests-allowed)
+	quotatest.Race(t, requests, allowed, func(int) error {
+		_, err := w.Create(t.Context(), alice, api.CreateRequest{})
+		return err
+	})
+	if n := w.used(alice, quota.Sandboxes); n != allowed {
+		t.Errorf("%d sandboxes exist, want %d", n, allowed)
 	}
 }
 

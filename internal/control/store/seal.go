@@ -216,7 +216,7 @@ func openedList[T any, P secretRow[T]](t *Tx, rows []T, err error) ([]T, error) 
 	return rows, nil
 }
 
-// checkName is the setting whose sealed value tells whether the key is the right one.
+// checkName is the name of a setting with a sealed value, which only the right key opens.
 const checkName = "sealed"
 
 // sealExisting checks that the store was written with this key. A store that was written without a key is sealed; its

@@ -93,7 +93,7 @@ var gotchas = []gotcha{
 	{"a process is of no use after a failed load", []string{"vmm/firecracker: TestRequestFailures"}, nil},
 	// Processes and the jailer.
 	{
-		"the jailer moves a monitor into a cgroup with the program's name if it is told to use cgroup v2",
+		"the jailer moves a monitor into a cgroup with the program's name if it runs with --cgroup-version 2",
 		[]string{"vmm/firecracker/fctest: TestJailerCommandLine", "vmm/firecracker: TestOfficialJailer"},
 		[]string{"cgroup-version"},
 	},

@@ -16,7 +16,7 @@ func TestInterrupt(t *testing.T) {
 		var locks keyed.Locks
 		cause := errors.New("deleted")
 		if locks.Interrupt("a", cause) {
-			t.Error("Interrupt() = true for a lock that nobody has")
+			t.Error("Interrupt() = true for a lock that is not held")
 		}
 		held, release, err := locks.Acquire(t.Context(), "a")
 		if err != nil {
