@@ -66,6 +66,14 @@ type Halter interface {
 	Halt(ctx context.Context) error
 }
 
+// DiskSwapper is a Machine whose disks can be replaced by others while its guest runs.
+type DiskSwapper interface {
+	// SwapDisk replaces disk n of a machine that was loaded, and announces the size of the new one to the guest, which
+	// must not use the old one any more. After an error the machine has one of the two, and the call can be repeated
+	// with either.
+	SwapDisk(ctx context.Context, n int, disk Disk) error
+}
+
 // DiskResizer is a Machine whose guest can learn of a larger disk while it runs.
 type DiskResizer interface {
 	// ResizeDisk announces the size of disk n, whose file has grown, to the guest of a machine that was loaded.

@@ -30,7 +30,9 @@ type Disk struct {
 	// Volatile says that the disk need not survive a crash of the host: what the guest flushes goes to the host's
 	// page cache and does not wait for the medium. Clones of the disk are complete all the same.
 	Volatile bool
-	Rate     Rate
+	// Empty says that the disk has no content worth flushing for a capture: it stands for one that comes later.
+	Empty bool
+	Rate  Rate
 }
 
 // Rate bounds the traffic of a device per second; 0 is no bound.

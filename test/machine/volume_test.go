@@ -111,3 +111,77 @@ func TestVolume(t *testing.T) {
 	destroy(t, "holder2")
 	destroy(t, "reader0")
 }
+
+// TestAttachedVolume attaches volumes to a machine that runs, and takes them from it.
+func TestAttachedVolume(t *testing.T) {
+	l := host(t)
+	l.volume(t, hostapi.CreateVolume{ID: "hot0", SizeMiB: 64})
+	l.create(t, hostapi.Create{ID: "open0", Persistent: true})
+	attach := func(id hostapi.MachineID, readOnly bool) {
+		t.Helper()
+		_, err := l.AttachVolume(t.Context(), id,
+			hostapi.VolumeAttachment{Volume: "hot0", Mount: "/mnt/hot", Fence: 1, ReadOnly: readOnly})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	detach := func(id hostapi.MachineID, force bool) error {
+		_, err := l.DetachVolume(t.Context(), id, "hot0", force)
+		return err
+	}
+	attach("open0", false)
+	l.run(t, "open0", "head -c 3000000 /dev/urandom > /mnt/hot/blob")
+	want := l.run(t, "open0", "sha256sum < /mnt/hot/blob")
+	if _, err := l.ResizeVolume(t.Context(), "hot0", 128); err != nil {
+		t.Fatal(err)
+	}
+
+	// Children and woken machines are made of a monitor whose drive was replaced.
+	l.fork(t, "open0", "open1")
+	for _, id := range []hostapi.MachineID{"open0", "open1"} {
+		l.run(t, id, "echo "+string(id)+" > /mnt/hot/name; sync; echo 3 > /proc/sys/vm/drop_caches")
+	}
+	if err := l.Hibernate(t.Context(), "open0"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := l.Wake(t.Context(), "open0"); err != nil {
+		t.Fatal(err)
+	}
+	for _, id := range []hostapi.MachineID{"open0", "open1"} {
+		if got := l.run(t, id, "cat /mnt/hot/name; sha256sum < /mnt/hot/blob"); got != string(id)+"\n"+want {
+			t.Errorf("files in machine %s = %q, want its own", id, got)
+		}
+	}
+
+	l.run(t, "open0", "cd /mnt/hot && sleep 1000 >/dev/null 2>&1 </dev/null &")
+	if err := detach("open0", false); !errors.Is(err, hostapi.ErrInUse) {
+		t.Errorf("detach while a program is there: got %v, want ErrInUse", err)
+	}
+	l.run(t, "open0", "echo last > /mnt/hot/name")
+	if err := detach("open0", true); err != nil {
+		t.Fatal(err)
+	}
+	if got := l.run(t, "open0", "ls -A /mnt/hot; pgrep sleep || echo none"); got != "none" {
+		t.Errorf("after the volume was taken away: %q, want an empty directory and no programs", got)
+	}
+	if v, err := l.GetVolume(t.Context(), "hot0"); err != nil || v.Machine != "" || v.Dirty {
+		t.Errorf("volume = %+v, %v; want it detached and clean", v, err)
+	}
+
+	// The other machine has a private copy of it at the same place already.
+	l.create(t, hostapi.Create{ID: "open2"})
+	for range 3 {
+		attach("open2", true)
+		got := l.run(t, "open2",
+			"cat /mnt/hot/name; sha256sum < /mnt/hot/blob; touch /mnt/hot/x 2>/dev/null || echo no")
+		if got != "last\n"+want+"\nno" {
+			t.Errorf("read-only attachment = %q, want what was there last", got)
+		}
+		if err := detach("open2", false); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, id := range []hostapi.MachineID{"open0", "open1", "open2"} {
+		destroy(t, id)
+	}
+}

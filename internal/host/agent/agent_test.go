@@ -77,7 +77,7 @@ func (w *fixture) start() {
 	host, err := agent.New(agent.Config{
 		DataDir: w.dir, Recipes: []bake.Recipe{recipe}, LeaveRunning: w.leaveRunning,
 		Machine: machine.Config{
-			ReadyTimeout: time.Minute, BootTimeout: time.Minute,
+			ReadyTimeout: time.Minute, BootTimeout: time.Minute, Places: 4,
 			HostMemory: func() (int64, int64, error) { return 1 << 36, 1 << 36, nil },
 			FreeSpace:  w.freeSpace,
 			Kernel:     func(context.Context) (machine.Kernel, error) { return machine.Kernel{}, nil },

@@ -34,7 +34,7 @@ func (l *launch) confirm(ctx context.Context) error {
 	limited, cancel := context.WithTimeoutCause(ctx, limit, late)
 	defer cancel()
 	if err := waitReady(limited, l.mc.vm, l.mc.link); err != nil {
-		return l.m.withConsole(ctx, l.mc, l.noteDamage(err))
+		return l.m.withConsole(ctx, l.mc, l.m.noteDamage(l.mc, l.mount, err))
 	}
 	return l.finishVolumes(ctx)
 }

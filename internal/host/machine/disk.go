@@ -145,7 +145,7 @@ func (mc *machine) diskSpecs(rate vmm.Rate) []vmm.Disk {
 		if d.kind.ownedByMachine() && d.index < len(lazy) {
 			path = lazy[d.index]
 		}
-		specs = append(specs, vmm.Disk{Path: path, Volatile: volatile, Rate: rate})
+		specs = append(specs, vmm.Disk{Path: path, Volatile: volatile, Empty: d.kind == diskPlace, Rate: rate})
 	}
 	return specs
 }

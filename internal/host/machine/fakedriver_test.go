@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -194,7 +195,9 @@ func (h *fakeDriver) Adopt(_ context.Context, spec vmm.Spec) (vmm.Machine, error
 		return nil, h.adoptErr
 	}
 	if m := h.monitors[spec.Dir]; m != nil {
-		m.spec.Disks = spec.Disks // whose rates may differ
+		for i, d := range spec.Disks { // whose rates may differ
+			m.spec.Disks[i].Rate = d.Rate
+		}
 		return m, nil
 	}
 	return nil, vmm.ErrGone
@@ -388,6 +391,27 @@ func (m *monitor) Kill(context.Context) error {
 	m.exit(nil)
 	return nil
 }
+
+// SwapDisk implements vmm.DiskSwapper.
+func (m *monitor) SwapDisk(_ context.Context, n int, disk vmm.Disk) error {
+	if err := m.host.takeFailure("swap"); err != nil {
+		return err
+	}
+	if _, err := os.Stat(disk.Path); err != nil {
+		return err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !m.alive {
+		return vmm.ErrGone
+	}
+	m.spec.Disks = slices.Clone(m.spec.Disks)
+	m.spec.Disks[n] = disk
+	return nil
+}
+
+// ResizeDisk implements vmm.DiskResizer.
+func (m *monitor) ResizeDisk(context.Context, int) error { return m.host.takeFailure("resize") }
 
 // Console returns what the guest printed since the last call.
 func (m *monitor) Console(context.Context) ([]byte, error) {

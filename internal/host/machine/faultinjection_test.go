@@ -46,6 +46,43 @@ var faultCases = []faultCase{
 		check: func(w *fixture, killed bool) { w.wantRemovedOr("b", killed, 1) },
 	},
 	{
+		name:      "attach",
+		prep:      func(w *fixture) { w.create("a", true); w.addVolume("v") },
+		do:        func(w *fixture) error { return w.attach("a", "v", false) },
+		check:     func(w *fixture, _ bool) { w.wantSameDisks("a"); w.count("a", 1) },
+		retryable: true,
+	},
+	{
+		name:      "attach-read-only",
+		prep:      func(w *fixture) { w.create("a", true); w.addVolume("v") },
+		do:        func(w *fixture) error { return w.attach("a", "v", true) },
+		check:     func(w *fixture, _ bool) { w.wantSameDisks("a"); w.count("a", 1) },
+		retryable: true,
+	},
+	{
+		name:  "detach",
+		prep:  func(w *fixture) { w.createWithVolumes(); w.count("a", 1) },
+		do:    func(w *fixture) error { return w.detach("a", "v", false) },
+		check: func(w *fixture, _ bool) { w.wantSameDisks("a"); w.count("a", 2) },
+		// A volume that is unmounted is taken from the machine, whatever fails.
+		retryable: true,
+	},
+	{
+		name: "detach-hibernated",
+		prep: func(w *fixture) {
+			w.createWithVolumes()
+			w.count("a", 1)
+			w.must(w.mgr.Hibernate(w.t.Context(), "a"))
+		},
+		do: func(w *fixture) error { return w.detach("a", "v", true) },
+		check: func(w *fixture, _ bool) {
+			_, err := w.mgr.Wake(w.t.Context(), "a")
+			w.must(err)
+			w.wantCounter("v", w.host.monitorOf("a").counterOf(w.volumes.Path("v")))
+		},
+		retryable: true,
+	},
+	{
 		name: "fork-with-volumes",
 		prep: func(w *fixture) { w.createWithVolumes(); w.count("a", 1) },
 		do: func(w *fixture) error {

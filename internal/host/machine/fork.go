@@ -225,7 +225,7 @@ func childRecord(child ChildRequest, parent *machine, plan startPlan) record {
 	in.ResourceName, in.Before, in.Next, in.Slot, in.MAC, in.Snapshot, in.Reason = "", "", "", -1, "", "", ""
 	in.Lazy = false // everything is local by now
 	_, in.Data = parent.captured()
-	in.Volumes = nil // the child has private copies
+	in.Volumes, in.Changing, in.Attaching = nil, 0, false // the child has private copies
 	in.Hostname, in.Persistent, in.Labels = child.Hostname, child.Persistent, child.Labels
 	in.Generation, in.BootMode, in.Created = 1, plan.mode, time.Now().UTC()
 	if in.Hostname == "" {

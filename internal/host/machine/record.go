@@ -34,24 +34,27 @@ type record struct {
 	// Base is the image that the machine runs on or hibernates in, acquired; "": it booted cold.
 	Base snapshot.Ref `json:"base,omitempty"`
 	// Next is, with hibernating, the image that is being made.
-	Next       snapshot.Ref        `json:"next,omitempty"`
-	VCPUs      int                 `json:"vcpus"`
-	MemoryMiB  int                 `json:"memory_mib"`
-	DiskMiB    int                 `json:"disk_mib"`
-	Data       []snapshot.DataDisk `json:"data,omitempty"`    // disks beside the root disk
-	Places     int                 `json:"places,omitempty"`  // drives for volumes, behind the other disks
-	Volumes    []volumeRecord      `json:"volumes,omitempty"` // that the machine writes to
-	Slot       int                 `json:"slot"`              // -1: none
-	MAC        string              `json:"mac,omitempty"`
-	Hostname   string              `json:"hostname"`
-	Env        map[string]string   `json:"env,omitempty"`
-	Files      map[string]string   `json:"files,omitempty"` // of the guest's identity
-	User       string              `json:"user,omitempty"`
-	Workdir    string              `json:"workdir,omitempty"`
-	Persistent bool                `json:"keep"`
-	Egress     hostapi.Egress      `json:"egress,omitzero"`
-	Limits     hostapi.Limits      `json:"limits,omitzero"`
-	Group      string              `json:"group,omitempty"` // whose disk space is bounded together
+	Next      snapshot.Ref        `json:"next,omitempty"`
+	VCPUs     int                 `json:"vcpus"`
+	MemoryMiB int                 `json:"memory_mib"`
+	DiskMiB   int                 `json:"disk_mib"`
+	Data      []snapshot.DataDisk `json:"data,omitempty"`    // disks beside the root disk
+	Places    int                 `json:"places,omitempty"`  // drives for volumes, behind the other disks
+	Volumes   []volumeRecord      `json:"volumes,omitempty"` // that the machine writes to
+	// Changing is the place whose volume is being detached, or with Attaching attached, while the machine runs.
+	Changing   int               `json:"changing,omitempty"`
+	Attaching  bool              `json:"attaching,omitempty"`
+	Slot       int               `json:"slot"` // -1: none
+	MAC        string            `json:"mac,omitempty"`
+	Hostname   string            `json:"hostname"`
+	Env        map[string]string `json:"env,omitempty"`
+	Files      map[string]string `json:"files,omitempty"` // of the guest's identity
+	User       string            `json:"user,omitempty"`
+	Workdir    string            `json:"workdir,omitempty"`
+	Persistent bool              `json:"keep"`
+	Egress     hostapi.Egress    `json:"egress,omitzero"`
+	Limits     hostapi.Limits    `json:"limits,omitzero"`
+	Group      string            `json:"group,omitempty"` // whose disk space is bounded together
 	// NoEgress is read from old records alone: Egress denies the others.
 	NoEgress bool `json:"no_egress,omitempty"`
 	// Lazy: it began on a snapshot that was not yet downloaded, so its monitor needs this process.

@@ -260,6 +260,9 @@ func (m *Manager) adopt(ctx context.Context, op *operation, mc *machine) error {
 	if mc.vm == nil {
 		return nil
 	}
+	if err := m.finishChange(ctx, op, mc); err != nil {
+		return err
+	}
 	m.watch(mc)
 	if m.isOwnImage(mc) {
 		m.removeDisks(mc.rec.Base)

@@ -154,13 +154,3 @@ func (m *Manager) ResizeVolume(ctx context.Context, id hostapi.VolumeID, sizeMiB
 	}
 	return v, nil
 }
-
-// AttachVolume attaches a volume to a running machine.
-func (m *Manager) AttachVolume(context.Context, hostapi.MachineID, hostapi.VolumeAttachment) (View, error) {
-	return View{}, unsupported("attach a disk to a running machine", m.deps.Driver.Capabilities())
-}
-
-// DetachVolume detaches a volume from a machine.
-func (m *Manager) DetachVolume(context.Context, hostapi.MachineID, hostapi.VolumeID, bool) (View, error) {
-	return View{}, unsupported("detach a disk of a running machine", m.deps.Driver.Capabilities())
-}

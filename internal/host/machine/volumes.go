@@ -99,17 +99,42 @@ type volumesRequest struct {
 // machine may be waited for once this one is owned.
 func (m *Manager) planVolumes(ctx context.Context, l *launch, all []hostapi.VolumeAttachment) error {
 	for _, a := range all {
-		if err := m.planVolume(ctx, l.op, &l.rec, &l.volumes, a, l.snap); err != nil {
+		var made privateCopy
+		var err error
+		if a.ReadOnly {
+			made, err = m.copyForMachine(ctx, l.op, a.Volume)
+		}
+		if err == nil {
+			err = m.planVolume(&l.rec, &l.volumes, a, made, l.snap)
+		}
+		if err != nil {
 			return fmt.Errorf("volume %s: %w", a.Volume, err)
 		}
 	}
 	return nil
 }
 
-func (m *Manager) planVolume(ctx context.Context, op *operation, in *record, req *volumesRequest,
-	a hostapi.VolumeAttachment, snap snapshot.Snapshot) error {
+// copyForMachine makes a private copy of a volume, which is removed with the operation unless a machine takes it.
+func (m *Manager) copyForMachine(ctx context.Context, op *operation, id hostapi.VolumeID) (privateCopy, error) {
 	if m.deps.Volumes == nil {
-		return fmt.Errorf("this host has no volumes: %w", hostapi.ErrUnsupported)
+		return privateCopy{}, errNoVolumes
+	}
+	path, of, remove, err := m.copyVolume(ctx, id)
+	if err != nil {
+		return privateCopy{}, err
+	}
+	op.cleanup.Push("remove the copy of a volume", func(context.Context) error { return remove() })
+	return privateCopy{path: path, check: of.Dirty}, nil
+}
+
+// errNoVolumes is the error of a host without volumes.
+var errNoVolumes = fmt.Errorf("this host has no volumes: %w", hostapi.ErrUnsupported)
+
+// planVolume puts a volume into the record of a machine; made is its private copy, if it is read-only.
+func (m *Manager) planVolume(in *record, req *volumesRequest, a hostapi.VolumeAttachment, made privateCopy,
+	snap snapshot.Snapshot) error {
+	if m.deps.Volumes == nil {
+		return errNoVolumes
 	}
 	of, err := m.deps.Volumes.Get(a.Volume)
 	if err != nil {
@@ -136,12 +161,8 @@ func (m *Manager) planVolume(ctx context.Context, op *operation, in *record, req
 			volumeRecord{ID: a.Volume, Place: place, Mount: a.Mount, Fence: a.Fence, MiB: of.SizeMiB})
 		return nil
 	}
-	path, of, remove, err := m.copyVolume(ctx, a.Volume)
-	if err != nil {
-		return err
-	}
-	op.cleanup.Push("remove the copy of a volume", func(context.Context) error { return remove() })
-	req.copies = append(req.copies, privateCopy{path: path, place: place, check: of.Dirty})
+	made.place = place
+	req.copies = append(req.copies, made)
 	in.Data = append(in.Data, snapshot.DataDisk{
 		Name: snapshot.PlaceName(place), MiB: of.SizeMiB, Mount: a.Mount, Place: place, Volume: string(a.Volume),
 		ReadOnly: true,
@@ -209,7 +230,7 @@ func (in record) checkVolumeMount(dir string) error {
 func (l *launch) attachVolumes(context.Context) error {
 	m, mc := l.m, l.mc
 	if m.deps.Volumes == nil {
-		return fmt.Errorf("this host has no volumes: %w", hostapi.ErrUnsupported)
+		return errNoVolumes
 	}
 	for _, c := range l.volumes.copies {
 		if err := os.Rename(c.path, filepath.Join(mc.dir, placeDiskFile(c.place))); err != nil {
@@ -322,13 +343,13 @@ func (m *Manager) recordCheck(ctx context.Context, mc *machine, v guestapi.Volum
 }
 
 // noteDamage records that a guest could not mount a volume because its file system is damaged, if that is err.
-func (l *launch) noteDamage(err error) error {
+func (m *Manager) noteDamage(mc *machine, mounts []guestapi.VolumeMount, err error) error {
 	if !errors.Is(err, guestapi.ErrDamaged) {
 		return err
 	}
-	for _, v := range l.mount {
-		if d := l.mc.disks()[v.Disk]; v.Check && d.kind == diskVolume && len(l.mount) == 1 {
-			err = errors.Join(err, l.m.deps.Volumes.SetCheck(d.volume,
+	for _, v := range mounts {
+		if d := mc.disks()[v.Disk]; v.Check && d.kind == diskVolume && len(mounts) == 1 {
+			err = errors.Join(err, m.deps.Volumes.SetCheck(d.volume,
 				hostapi.VolumeCheck{Time: time.Now().UTC(), Result: "damaged", Log: err.Error()}))
 		}
 	}

@@ -360,3 +360,163 @@ func TestSnapshotsWithoutPlaces(t *testing.T) {
 	}
 	w.destroy("a")
 }
+
+func (w *fixture) attach(id hostapi.MachineID, of hostapi.VolumeID, readOnly bool) error {
+	_, err := w.mgr.AttachVolume(w.t.Context(), id,
+		hostapi.VolumeAttachment{Volume: of, Mount: "/hot", Fence: 7, ReadOnly: readOnly})
+	return err
+}
+
+func (w *fixture) detach(id hostapi.MachineID, of hostapi.VolumeID, force bool) error {
+	_, err := w.mgr.DetachVolume(w.t.Context(), id, of, force)
+	return err
+}
+
+// wantSameDisks fails unless the monitor of a machine, and its guest, have the volumes that the machine has.
+func (w *fixture) wantSameDisks(id string) {
+	w.t.Helper()
+	mc, err := w.mgr.Get(hostapi.MachineID(id))
+	w.must(err)
+	m := w.host.monitorOf(id)
+	have := 0
+	for _, d := range m.spec.Disks[volumeDisk:] {
+		if !isPlace(d) {
+			have++
+		}
+	}
+	if have != len(mc.Volumes) || len(m.mem.Volumes) != have {
+		w.t.Errorf("machine %s has volumes %+v, its monitor %d and its guest %+v", id, mc.Volumes, have, m.mem.Volumes)
+	}
+}
+
+// counterOf returns the counter on a file: that of the guest if it has the file.
+func (m *monitor) counterOf(path string) uint64 {
+	for _, d := range m.spec.Disks {
+		if d.Path == path {
+			return m.mem.Counter
+		}
+	}
+	n, _ := counterOn(path) // as it was left
+	return n
+}
+
+// TestAttachAndDetach attaches volumes to a machine that runs.
+func TestAttachAndDetach(t *testing.T) {
+	w := newFixture(t)
+	w.create("a", true)
+	w.addVolume("v")
+	w.addVolume("r")
+	w.must(w.attach("a", "v", false))
+	w.wantSameDisks("a")
+	if d := w.host.monitorOf("a").spec.Disks[volumeDisk]; d.Volatile || d.Path != w.volumes.Path("v") {
+		t.Errorf("disk of the volume = %+v, want its file and flushes that reach the disk", d)
+	}
+	w.count("a", 1)
+	w.wantCounter("v", 1)
+	if err := w.attach("a", "v", false); !errors.Is(err, hostapi.ErrInUse) {
+		t.Errorf("attach again: got %v, want ErrInUse", err)
+	}
+	if err := w.detach("a", "r", false); !errors.Is(err, hostapi.ErrNotFound) {
+		t.Errorf("detach of a volume that the machine does not have: got %v, want ErrNotFound", err)
+	}
+	w.host.failNext("volume", guestapi.ErrInUse)
+	if err := w.detach("a", "v", false); !errors.Is(err, hostapi.ErrInUse) {
+		t.Errorf("detach of a volume that programs use: got %v, want ErrInUse", err)
+	}
+	w.restart(nil)
+	w.count("a", 2)
+	w.must(w.detach("a", "v", false))
+	w.wantSameDisks("a")
+	w.count("a", 3)
+	w.wantCounter("v", 2)
+	if v := w.volume("v"); v.Machine != "" || v.Dirty || v.Fence != 7 {
+		t.Errorf("detached volume = %+v, want it clean", v)
+	}
+	// A child is made on the snapshot that its parent runs on, whose drives are empty.
+	got, err := w.mgr.Fork(t.Context(), machine.ForkRequest{Parent: "a", Children: []machine.ChildRequest{{ID: "b"}}})
+	w.must(errors.Join(err, got[0].Err))
+	w.count("b", 4)
+	w.host.failNext("swap", errInjected)
+	if err := w.attach("a", "v", false); !errors.Is(err, errInjected) {
+		t.Errorf("attach with a monitor that fails: got %v, want its error", err)
+	}
+	if v := w.volume("v"); v.Machine != "" {
+		t.Errorf("volume after a failed attach = %+v, want it detached", v)
+	}
+	w.must(w.mgr.Pause(t.Context(), "a"))
+	if err := w.attach("a", "v", false); !errors.Is(err, hostapi.ErrWrongState) {
+		t.Errorf("attach to a paused machine: got %v, want ErrWrongState", err)
+	}
+	w.destroy("a")
+	w.destroy("b")
+	w.checkEmpty()
+}
+
+// TestDetachByForce takes volumes from machines whose guests cannot unmount them.
+func TestDetachByForce(t *testing.T) {
+	w := newFixture(t)
+	w.createWithVolumes()
+	w.count("a", 1)
+	w.must(w.mgr.Hibernate(t.Context(), "a"))
+	if err := w.detach("a", "v", false); !errors.Is(err, hostapi.ErrWrongState) {
+		t.Errorf("detach from a hibernated machine: got %v, want ErrWrongState", err)
+	}
+	w.must(w.detach("a", "v", true))
+	if v := w.volume("v"); v.Machine != "" || !v.Dirty {
+		t.Errorf("volume = %+v, want it detached and dirty", v)
+	}
+	mc, err := w.mgr.Wake(t.Context(), "a")
+	if err != nil || mc.BootMode != hostapi.BootCold || len(mc.Volumes) != 1 {
+		t.Errorf("machine without its volume = %+v, %v; want it booted with its copy of the other", mc, err)
+	}
+	w.count("a", 2)
+	w.destroy("a")
+	again := withVolumes("b")
+	again.Volumes = again.Volumes[:1]
+	again.Volumes[0].Fence = 2
+	_, err = w.mgr.Create(t.Context(), again, base, "")
+	w.must(err)
+	if v := w.host.monitorOf("b").mem.Who.Volumes; len(v) != 1 || !v[0].Check {
+		t.Errorf("mounts = %+v, want a check", v)
+	}
+	w.host.failNext("volume", errInjected) // as of a guest that does not reply
+	w.must(w.detach("b", "v", true))
+	w.wantState("b", hostapi.Failed)
+	w.destroy("b")
+	w.checkEmpty()
+}
+
+// TestResizeOfAttachedVolume grows volumes of machines in every state.
+func TestResizeOfAttachedVolume(t *testing.T) {
+	w := newFixture(t)
+	w.createWithVolumes()
+	resize := func(sizeMiB int) {
+		t.Helper()
+		v, err := w.mgr.ResizeVolume(t.Context(), "v", sizeMiB)
+		w.must(err)
+		mc, err := w.mgr.Get("a")
+		w.must(err)
+		info, err := os.Stat(w.volumes.Path("v"))
+		w.must(err)
+		if v.SizeMiB != sizeMiB || mc.Volumes[0].SizeMiB != sizeMiB || info.Size() != int64(sizeMiB)<<20 {
+			t.Errorf("volume = %+v, %+v, %d bytes; want %d MiB", v, mc.Volumes[0], info.Size(), sizeMiB)
+		}
+	}
+	w.count("a", 1)
+	resize(33)
+	w.must(w.mgr.Hibernate(t.Context(), "a"))
+	resize(34)
+	_, err := w.mgr.Wake(t.Context(), "a")
+	w.must(err)
+	w.count("a", 2)
+	if info, err := os.Stat(w.volumes.Path("v")); err != nil || info.Size() != 34<<20 {
+		t.Errorf("disk after a wake = %v, %v; want the size that it was given while the machine slept", info, err)
+	}
+	w.failMonitor("a")
+	resize(35)
+	w.destroy("a")
+	if _, err := w.mgr.ResizeVolume(t.Context(), "v", 36); err != nil {
+		t.Error(err)
+	}
+	w.checkEmpty()
+}

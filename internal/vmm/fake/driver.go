@@ -28,6 +28,7 @@ const (
 	OpResume  = "resume"
 	OpCapture = "capture"
 	OpSave    = "save"
+	OpSwap    = "swap" // of a disk, or of its size
 )
 
 // version is in every manifest. A test of mismatches changes the manifest.

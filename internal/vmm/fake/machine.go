@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -240,6 +241,43 @@ func (m *monitor) repeatWrite() bool {
 	default: // the last token was not taken
 	}
 	return true
+}
+
+var (
+	_ vmm.DiskSwapper = (*machine)(nil)
+	_ vmm.DiskResizer = (*machine)(nil)
+)
+
+// SwapDisk implements vmm.DiskSwapper.
+func (m *machine) SwapDisk(ctx context.Context, n int, disk vmm.Disk) error {
+	if err := m.step(ctx, OpSwap); err != nil {
+		return err
+	}
+	return m.setDisk(n, disk)
+}
+
+// ResizeDisk implements vmm.DiskResizer.
+func (m *machine) ResizeDisk(ctx context.Context, n int) error {
+	if err := m.step(ctx, OpSwap); err != nil {
+		return err
+	}
+	m.mu.Lock()
+	disk := m.spec.Disks[n]
+	m.mu.Unlock()
+	return m.setDisk(n, disk)
+}
+
+// setDisk changes a disk, and the size of it that the guest knows.
+func (m *monitor) setDisk(n int, disk vmm.Disk) error {
+	st, err := os.Stat(disk.Path)
+	if err != nil {
+		return err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.spec.Disks, m.manifest.DiskBytes = slices.Clone(m.spec.Disks), slices.Clone(m.manifest.DiskBytes)
+	m.spec.Disks[n], m.manifest.DiskBytes[n] = disk, st.Size()
+	return nil
 }
 
 var _ vmm.SpaceWaiter = (*machine)(nil)

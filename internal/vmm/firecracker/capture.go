@@ -99,7 +99,7 @@ func (m *machine) PreCapture(ctx context.Context) error {
 }
 
 func flushDisk(d vmm.Disk) error {
-	if d.ReadOnly {
+	if d.ReadOnly || d.Empty {
 		return nil
 	}
 	f, err := os.OpenFile(d.Path, os.O_RDWR, 0)

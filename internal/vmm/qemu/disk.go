@@ -2,15 +2,22 @@ package qemu
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
+	"strings"
+	"time"
 
 	"github.com/pandastack/pandastack/internal/vmm"
 	"github.com/pandastack/pandastack/internal/vmm/vmmproc"
 )
 
-var _ vmm.DiskResizer = (*machine)(nil)
+var (
+	_ vmm.DiskResizer = (*machine)(nil)
+	_ vmm.DiskSwapper = (*machine)(nil)
+)
 
 // diskID returns the ID of the drive of disk n.
 func diskID(n int) string { return "d" + strconv.Itoa(n) }
@@ -40,4 +47,137 @@ func (m *machine) announceSize(ctx context.Context, n int, bytes int64) error {
 	m.record.DiskBytes[n] = bytes
 	m.manifest.DiskBytes = m.record.DiskBytes
 	return nil
+}
+
+// firstDisk is the number of the device of disk 0 among those without an ID: the channel's two devices come first.
+const firstDisk = 2
+
+// blockNode is what a drive's device reads and writes.
+type blockNode struct {
+	name string // QEMU's own names begin with '#'
+	set  int    // fd set of its file; 0: not known
+}
+
+// SwapDisk implements vmm.DiskSwapper. The monitor gets the open files of the disk, makes a node of them and gives it
+// to the drive's device. Everything else of the drive, such as its rate limit, stays.
+func (m *machine) SwapDisk(ctx context.Context, n int, disk vmm.Disk) (err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("swap disk %d of machine %s: %w", n, m.spec.ID, err)
+		}
+	}()
+	if m.Phase() == vmmproc.Prepared || n < 0 || n >= len(m.spec.Disks) {
+		return errors.New("it has not been loaded, or has no such disk")
+	}
+	ctx, cancel := m.driver.monitors.WithTimeout(ctx, "swap of a disk")
+	defer cancel()
+	before, err := m.nodeOf(ctx, n)
+	if err != nil {
+		return err
+	}
+	after, bytes, err := m.addNode(ctx, n, disk)
+	if err != nil {
+		return err
+	}
+	device := fmt.Sprintf("/machine/peripheral-anon/device[%d]", firstDisk+n)
+	var drive string
+	if err := m.do(ctx, "qom-get", map[string]any{"path": device, "property": "drive"}, &drive); err != nil {
+		return err
+	}
+	if drive != diskID(n) {
+		return fmt.Errorf("%s has drive %q, want %q", device, drive, diskID(n))
+	}
+	set := map[string]any{"path": device, "property": "drive", "value": after.name}
+	if err := m.do(ctx, "qom-set", set, nil); err != nil {
+		return errors.Join(err, m.removeNode(ctx, after))
+	}
+	// Captures find the disk's files by path, and until the guest knows the size the call can be repeated.
+	m.spec.Disks = slices.Clone(m.spec.Disks)
+	disk.Rate = m.spec.Disks[n].Rate
+	m.spec.Disks[n] = disk
+	if err := m.announceSize(ctx, n, bytes); err != nil {
+		return err
+	}
+	return errors.Join(m.removeNode(ctx, before), vmmproc.WriteRecord(m.spec.Dir, m.record))
+}
+
+// nodeOf returns the node of disk n.
+func (m *machine) nodeOf(ctx context.Context, n int) (blockNode, error) {
+	var all []struct {
+		Device   string `json:"device"`
+		Inserted struct {
+			Node string `json:"node-name"`
+			File string `json:"file"`
+		} `json:"inserted"`
+	}
+	if err := m.do(ctx, "query-block", nil, &all); err != nil {
+		return blockNode{}, err
+	}
+	for _, b := range all {
+		if b.Device == diskID(n) {
+			set, _ := strconv.Atoi(strings.TrimPrefix(b.Inserted.File, "/dev/fdset/")) // 0 if it is no fd set
+			return blockNode{b.Inserted.Node, set}, nil
+		}
+	}
+	return blockNode{}, fmt.Errorf("the monitor has no drive %s", diskID(n))
+}
+
+// addNode gives a disk's files to the monitor and makes a node of them.
+func (m *machine) addNode(ctx context.Context, n int, disk vmm.Disk) (node blockNode, bytes int64, err error) {
+	modes := []int{os.O_RDONLY, os.O_RDWR}
+	if disk.ReadOnly {
+		modes = modes[:1]
+	}
+	for _, mode := range modes {
+		f, err := os.OpenFile(disk.Path, mode, 0)
+		if err != nil {
+			return node, 0, err
+		}
+		info, err := f.Stat()
+		if err == nil {
+			bytes = info.Size()
+			args := map[string]any{}
+			if node.set != 0 {
+				args["fdset-id"] = node.set
+			}
+			var added struct {
+				Set int `json:"fdset-id"`
+			}
+			err = m.do(ctx, "add-fd", args, &added, f)
+			node.set = added.Set
+		}
+		if err := errors.Join(err, f.Close()); err != nil {
+			return node, 0, err
+		}
+	}
+	node.name = fmt.Sprintf("%s-%d", diskID(n), time.Now().UnixNano())
+	args := map[string]any{
+		"driver": "raw", "node-name": node.name, "read-only": disk.ReadOnly, "discard": "unmap",
+		"cache": map[string]bool{"direct": false, "no-flush": disk.Volatile},
+		"file": map[string]any{
+			"driver": "file", "filename": "/dev/fdset/" + strconv.Itoa(node.set), "read-only": disk.ReadOnly,
+			"discard": "unmap", "cache": map[string]bool{"direct": false, "no-flush": disk.Volatile},
+		},
+	}
+	if err := m.do(ctx, "blockdev-add", args, nil); err != nil {
+		return node, 0, errors.Join(err, m.removeSet(ctx, node))
+	}
+	return node, bytes, nil
+}
+
+// removeNode removes a node that no device uses. QEMU removes its own by itself.
+func (m *machine) removeNode(ctx context.Context, node blockNode) error {
+	if !strings.HasPrefix(node.name, "#") {
+		if err := m.do(ctx, "blockdev-del", map[string]string{"node-name": node.name}, nil); err != nil {
+			return err
+		}
+	}
+	return m.removeSet(ctx, node)
+}
+
+func (m *machine) removeSet(ctx context.Context, node blockNode) error {
+	if node.set == 0 {
+		return nil
+	}
+	return m.do(ctx, "remove-fd", map[string]int{"fdset-id": node.set}, nil)
 }
