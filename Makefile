@@ -68,7 +68,7 @@ soak: prepare ## test/chaos with twenty times the rounds: kills, full disks, ove
 
 bench: SETUP := --bench
 bench: prepare ## measure a node over HTTP: a table, and .cache/bench.json
-	$(call released,$(SUDO) env PANDASTACK_BUILD_INSECURE_REGISTRIES=127.0.0.1:7893 $(PANDASTACK) bench --output .cache/bench.json)
+	$(call released,$(SUDO) env PANDASTACK_BUILD_INSECURE_REGISTRIES=127.0.0.1:7893 PANDASTACK_CAPACITY_MEMORY_OVERCOMMIT_PERCENT=400 $(PANDASTACK) bench --output .cache/bench.json)
 
 demo: prepare ## the main job in front of you: create, run, fork live, hibernate, wake
 	$(call released,$(SUDO) $(PANDASTACK) demo)

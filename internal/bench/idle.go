@@ -57,10 +57,14 @@ func (r *run) measureIdle(ctx context.Context, ids []api.SandboxID, level int) e
 	if err := wait(ctx, settle); err != nil {
 		return err
 	}
+	shared := &Target{P50: 40}
+	if level == 1 {
+		shared = nil // a single sandbox shares memory with no other
+	}
 	pss := r.series(
 		fmt.Sprintf("idle_pss_%d", level),
 		fmt.Sprintf("memory of an idle sandbox with its monitor (PSS), with %d running", level),
-		&Target{P50: 40},
+		shared,
 	)
 	cpu := r.series(
 		fmt.Sprintf("idle_cpu_%d", level),
