@@ -77,7 +77,7 @@ func (m *Manager) redial(ctx context.Context, mc *machine, g Handshake, limit ti
 		return nil, guestapi.ErrLost
 	}
 	m.closeLink(mc)
-	ctx, cancel := context.WithTimeoutCause(ctx, limit, errors.New("the guest did not reply in time"))
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, errNoReply)
 	defer cancel()
 	conn, err := mc.vm.Dial(ctx)
 	if err != nil {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/pandastack/pandastack/internal/contract/guestapi"
 	"github.com/pandastack/pandastack/internal/vmm"
 )
 
@@ -84,7 +85,7 @@ func (m *Manager) quiesce(ctx context.Context, op *operation, mc *machine, sync 
 		}
 		limit += m.cfg.SyncTimeout
 	}
-	freeze, cancel := context.WithTimeoutCause(ctx, limit, errors.New("the guest did not stop its workload in time"))
+	freeze, cancel := context.WithTimeoutCause(ctx, limit, lateError("the guest did not stop its workload in time"))
 	defer cancel()
 	err = link.Freeze(freeze, sync)
 	if err == nil {
@@ -101,8 +102,17 @@ func (m *Manager) quiesce(ctx context.Context, op *operation, mc *machine, sync 
 	return errors.Join(fmt.Errorf("stop machine %s: %w", mc.id, err), m.resume(ctx, mc))
 }
 
-// errNoReply is why a request to a guest that does not reply ends.
-var errNoReply = errors.New("the guest did not reply in time")
+// lateError is why a request to a guest or a monitor that does not reply in time ends. It is a guestapi.ErrLost: the
+// same request may succeed later.
+type lateError string
+
+// Error implements error.
+func (e lateError) Error() string { return string(e) }
+
+// Is implements the interface that errors.Is uses.
+func (lateError) Is(target error) bool { return target == guestapi.ErrLost }
+
+const errNoReply = lateError("the guest did not reply in time")
 
 // ping returns nil if the guest replies. It asks for as little as possible.
 func (m *Manager) ping(ctx context.Context, link Link) error {
@@ -114,7 +124,7 @@ func (m *Manager) ping(ctx context.Context, link Link) error {
 
 // pauseMonitor stops a machine's processors.
 func (m *Manager) pauseMonitor(ctx context.Context, mc *machine) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, m.cfg.FreezeTimeout, errors.New("the monitor did not stop in time"))
+	ctx, cancel := context.WithTimeoutCause(ctx, m.cfg.FreezeTimeout, lateError("the monitor did not stop in time"))
 	defer cancel()
 	return mc.vm.Pause(ctx)
 }
@@ -125,7 +135,7 @@ func (m *Manager) resume(ctx context.Context, mc *machine) error {
 	ctx, cancel := context.WithTimeoutCause(
 		context.WithoutCancel(ctx),
 		m.cfg.FreezeTimeout,
-		errors.New("the machine did not continue in time"),
+		lateError("the machine did not continue in time"),
 	)
 	defer cancel()
 	ctx, release := mc.untilDoomed(ctx)

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pandastack/pandastack/internal/contract/guestapi"
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
 	"github.com/pandastack/pandastack/internal/host/machine"
 )
@@ -32,7 +33,8 @@ func (w *fixture) setStopped(stopped bool) {
 	w.host.stopped = stopped
 }
 
-// TestStoppedMonitor checks that operations on a machine that does not reply end by themselves.
+// TestStoppedMonitor checks that operations on a machine that does not reply end by themselves, and say that they may
+// be tried again.
 func TestStoppedMonitor(t *testing.T) {
 	for name, do := range stoppable {
 		t.Run(name, func(t *testing.T) {
@@ -43,8 +45,8 @@ func TestStoppedMonitor(t *testing.T) {
 			w.create("a", true)
 			w.count("a", 1)
 			w.setStopped(true)
-			if err := do(t.Context(), w); err == nil {
-				t.Error("got no error for a machine that does not reply")
+			if err := do(t.Context(), w); !errors.Is(err, guestapi.ErrLost) {
+				t.Errorf("on a machine that does not reply: %v, want ErrLost", err)
 			}
 			w.setStopped(false)
 			w.must(w.mgr.Pause(t.Context(), "a"))
