@@ -10,6 +10,7 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
 	"github.com/pandastack/pandastack/internal/control/auth"
 	"github.com/pandastack/pandastack/internal/control/sandbox/activity"
+	"github.com/pandastack/pandastack/internal/control/sandbox/guesterror"
 	"github.com/pandastack/pandastack/internal/control/sandbox/hosterror"
 	"github.com/pandastack/pandastack/internal/control/store"
 )
@@ -121,11 +122,16 @@ func (s *Service) openGuest(ctx context.Context, p auth.Principal, r record) (gu
 			return nil, r, hosterror.Wrap(err, "reach", string(r.ID))
 		}
 	}
-	r, ctx, release, err := s.acquireReady(ctx, p, r.ID, "use", false)
+	id := r.ID
+	r, op, release, err := s.acquireReady(ctx, p, id, "use", false)
+	if errors.Is(err, errDeleted) {
+		return nil, r, s.explainGuestError(ctx, p, id, err)
+	}
 	if err != nil {
 		return nil, r, err
 	}
 	defer release()
+	ctx = op
 	g, err := s.guests.Guest(ctx, r.machineID())
 	if err != nil {
 		return nil, r, s.operationFailed(ctx, &r, err, "reach")
@@ -133,10 +139,52 @@ func (s *Service) openGuest(ctx context.Context, p auth.Principal, r record) (gu
 	return s.wrapGuest(g, &r), r, nil
 }
 
-// wrapGuest makes a guest use the sandbox's user and directory, and count as use.
+// wrapGuest makes a guest use the sandbox's user and directory, and count as use. Its errors say what happened to the
+// sandbox.
 func (s *Service) wrapGuest(g guestapi.Guest, r *record) guestapi.Guest {
+	p, id := auth.Principal{Workspace: r.Workspace}, r.ID
+	g = guesterror.Guest(g, func(ctx context.Context, err error) error { return s.explainGuestError(ctx, p, id, err) })
 	defaults := activity.WithDefaults(g, r.User, r.Workdir)
 	return s.activity.Guest(string(r.Workspace), string(r.ID), defaults, s.budgets)
+}
+
+// explainTimeout limits the wait for an operation that may be why a guest failed.
+const explainTimeout = 10 * time.Second
+
+// explainGuestError returns the error of a sandbox that ended, or of one that does not run until its user acts, if that
+// is why its guest refused a request or was lost; else the error itself. What is returned wraps it.
+func (s *Service) explainGuestError(ctx context.Context, p auth.Principal, id api.SandboxID, lost error) error {
+	ctx, cancel := context.WithTimeout(ctx, explainTimeout)
+	defer cancel()
+	_, release, idle := s.locks.TryAcquire(ctx, string(id))
+	if !idle { // the operation in progress is probably why
+		var err error
+		if release, err = s.acquireAfterInterrupts(ctx, id); err != nil {
+			return lost
+		}
+	}
+	release()
+	r, err := s.find(ctx, p, id)
+	if err == nil {
+		switch r.State {
+		case api.Paused, api.Stopping, api.Failed:
+			err = wrongState(&r, "use")
+		case api.Running:
+			if idle || !errors.Is(lost, guestapi.ErrBusy) {
+				return lost
+			}
+			err = api.Errorf(api.Unavailable, "sandbox %s was stopped for a moment by another operation: try again", id)
+		case api.Creating, api.Hibernating, api.Hibernated, api.Waking, api.Deleted: // the next request wakes it
+			return lost
+		}
+	}
+	switch e := api.AsError(err); e.Code { //nolint:exhaustive // other errors are about finding out
+	case api.NotFound, api.WrongState, api.NoSpace, api.Unavailable, api.WorkspaceSuspended:
+		why := api.Wrap(e.Code, lost, e.Message)
+		why.Details = e.Details
+		return why
+	}
+	return lost
 }
 
 // guestTimeout limits the wait for a guest's reply that the result can do without.

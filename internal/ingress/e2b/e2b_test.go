@@ -40,7 +40,8 @@ type fixture struct {
 	host *hosttest.Host
 	keys *auth.Keys
 
-	boxes *sandbox.Service
+	boxes     *sandbox.Service
+	templates *template.Service
 }
 
 func newFixture(t *testing.T, change ...func(*e2b.Config, *auth.Keys)) *fixture {
@@ -86,7 +87,7 @@ func newFixture(t *testing.T, change ...func(*e2b.Config, *auth.Keys)) *fixture 
 	t.Cleanup(ports.Close)
 	srv := httptest.NewServer(ports.Middleware(p.Middleware(http.NotFoundHandler())))
 	t.Cleanup(srv.Close)
-	return &fixture{t: t, url: srv.URL, key: key, host: host, keys: keys, boxes: service}
+	return &fixture{t: t, url: srv.URL, key: key, host: host, keys: keys, boxes: service, templates: templates}
 }
 
 // call sends a request to the control API and returns status, body and header of the response.

@@ -256,6 +256,10 @@ func (p *Proxy) handleError(w http.ResponseWriter, r *http.Request, err error) {
 		p.fail(w, r, rt, slow.Code.Info().Status, api.Wrap(slow.Code, err, slow.Message))
 		return
 	}
+	if ended := notFound(err); errors.Is(ended, ErrNotFound) {
+		p.fail(w, r, rt, http.StatusBadGateway, api.Wrap(api.CodeOf(err), err, api.AsError(err).Message))
+		return
+	}
 	switch {
 	case errors.Is(err, guestapi.ErrRefused), errors.Is(err, guestapi.ErrNotFound):
 		p.fail(w, r, rt, http.StatusBadGateway,

@@ -32,6 +32,13 @@ func (h *Host) SetHook(hook Hook) {
 	h.hook = hook
 }
 
+// SetGuestHook sets a function that guests which start from now on call before every request. They return its error.
+func (h *Host) SetGuestHook(hook func(ctx context.Context) error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.guestHook = hook
+}
+
 // SetMaxRunning limits the number of machines that run.
 func (h *Host) SetMaxRunning(machines int) {
 	h.mu.Lock()

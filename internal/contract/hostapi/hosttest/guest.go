@@ -69,6 +69,7 @@ type guest struct {
 	*guestState
 	lost chan struct{}
 	once sync.Once
+	hook func(ctx context.Context) error // nil: none
 
 	pmu   sync.Mutex
 	procs map[uint32]*process
@@ -97,6 +98,11 @@ func (g *guest) Done() <-chan struct{} { return g.lost }
 func (g *guest) lose() { g.once.Do(func() { close(g.lost) }) }
 
 func (g *guest) alive(ctx context.Context) error {
+	if g.hook != nil {
+		if err := g.hook(ctx); err != nil {
+			return err
+		}
+	}
 	select {
 	case <-g.lost:
 		return guestapi.ErrLost

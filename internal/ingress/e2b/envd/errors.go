@@ -7,6 +7,7 @@ import (
 
 	"connectrpc.com/connect"
 
+	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
 )
 
@@ -31,9 +32,19 @@ var errorStatuses = []struct {
 	{context.Canceled, connect.CodeCanceled, http.StatusRequestTimeout},
 }
 
+// isGone reports whether an error says that the sandbox of a guest does not run any more. It is answered as a request
+// for such a sandbox is.
+func isGone(err error) bool {
+	e, ok := errors.AsType[*api.Error](err)
+	return ok && (e.Code == api.NotFound || e.Code == api.WrongState || e.Code == api.Unavailable)
+}
+
 func rpcError(err error) error {
 	if err == nil {
 		return nil
+	}
+	if isGone(err) {
+		return connect.NewError(connect.CodeUnavailable, err)
 	}
 	for _, a := range errorStatuses {
 		if errors.Is(err, a.err) {
@@ -44,6 +55,10 @@ func rpcError(err error) error {
 }
 
 func failWith(w http.ResponseWriter, err error) {
+	if isGone(err) {
+		fail(w, http.StatusBadGateway, err.Error())
+		return
+	}
 	for _, a := range errorStatuses {
 		if errors.Is(err, a.err) {
 			fail(w, a.status, err.Error())

@@ -17,6 +17,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
 	"github.com/pandastack/pandastack/internal/ingress/repl"
 	"github.com/pandastack/pandastack/internal/lib/budget"
@@ -132,7 +133,10 @@ func reply(w http.ResponseWriter, status int, body any) {
 
 func fail(w http.ResponseWriter, err error) {
 	status := http.StatusInternalServerError
+	ended, ok := errors.AsType[*api.Error](err)
 	switch {
+	case ok && (ended.Code == api.NotFound || ended.Code == api.WrongState || ended.Code == api.Unavailable):
+		status = http.StatusBadGateway // as for a request to a sandbox that does not run
 	case errors.Is(err, guestapi.ErrNotFound):
 		status = http.StatusNotFound
 	case errors.Is(err, guestapi.ErrInvalid):
