@@ -29,6 +29,7 @@ import (
 	"github.com/pandastack/pandastack/internal/host/agent"
 	"github.com/pandastack/pandastack/internal/host/bake"
 	"github.com/pandastack/pandastack/internal/host/machine"
+	"github.com/pandastack/pandastack/internal/ingress/access"
 	"github.com/pandastack/pandastack/internal/ingress/e2b"
 	"github.com/pandastack/pandastack/internal/ingress/httpapi"
 	"github.com/pandastack/pandastack/internal/ingress/proxy"
@@ -44,6 +45,9 @@ type Platform struct {
 	URL    string       // URL of the API; changes when the node restarts
 	Key    string       // API key of the default workspace
 	Client *client.Client
+
+	// Door bounds the requests of the APIs from the next start of the node on; nil: there is no bound.
+	Door *access.Door
 
 	t    *testing.T
 	undo []func()
@@ -145,8 +149,9 @@ func (w *Platform) start() {
 	callers := workspace.Keys{Keys: keys, Quotas: quotas}
 	past := metricshistory.New(boxes)
 	runner := &repl.Runner{}
+	guard := access.New(access.Config{Door: w.Door}, callers, nil)
 	e2bAPI, err := e2b.New(
-		e2b.Config{Domain: "localhost", Secret: bytes.Repeat([]byte("a"), 32), History: past},
+		e2b.Config{Domain: "localhost", Secret: bytes.Repeat([]byte("a"), 32), History: past, Guard: guard},
 		boxes, templates, callers, runner,
 	)
 	w.must(err)
@@ -169,6 +174,7 @@ func (w *Platform) start() {
 			Sandboxes:    boxes,
 			Templates:    templates,
 			Keys:         callers,
+			Guard:        guard,
 			Workspaces:   workspaces,
 			Proxy:        ports,
 			Previews:     previews,

@@ -157,9 +157,16 @@ func (n *node) handler(f services) (http.Handler, error) {
 	runner := &repl.Runner{MaxContexts: n.Config.Limits.Contexts}
 	previewKey := derive(f.secret, "preview")
 	limits := n.Config.RateLimit
+	var door *access.Door
+	if limits.MaxWait > 0 {
+		door = access.NewDoor(access.DoorConfig{MaxWait: limits.MaxWait})
+		if err := f.registry.Register(door); err != nil {
+			return nil, err
+		}
+	}
 	guard := access.New(access.Config{
 		KeyRate: limits.Key, AddressRate: limits.Address, FailuresPerMinute: limits.FailuresPerMinute,
-		RecordFileReads: n.Config.Audit.FileReads,
+		RecordFileReads: n.Config.Audit.FileReads, Door: door,
 	}, f.keys, f.log)
 	e2bAPI, err := e2b.New(
 		e2b.Config{

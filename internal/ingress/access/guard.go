@@ -31,6 +31,8 @@ type Config struct {
 	AddressRate       int // requests a second of one address
 	FailuresPerMinute int // failed authentications of one address
 
+	Door *Door // bounds requests that are served at once; nil: there is no bound
+
 	RecordFileReads bool // record reads of files' contents, which change nothing
 }
 
@@ -43,12 +45,13 @@ type Guard struct {
 	log                          Audit
 	perKey, perAddress, failures *limits
 	recordFileReads              bool
+	door                         *Door
 }
 
 // New returns a guard. Without a log nothing is recorded.
 func New(cfg Config, keys Keys, log Audit) *Guard {
 	return &Guard{
-		keys: keys, log: log,
+		keys: keys, log: log, door: cfg.Door,
 		perKey:     newLimits(float64(cfg.KeyRate), cfg.KeyRate*burst),
 		perAddress: newLimits(float64(cfg.AddressRate), cfg.AddressRate*burst),
 		failures:   newLimits(float64(cfg.FailuresPerMinute)/60, cfg.FailuresPerMinute),

@@ -12,6 +12,8 @@ import (
 	"strings"
 	"time"
 
+	"connectrpc.com/connect"
+
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/control/auth"
 	"github.com/pandastack/pandastack/internal/control/metricshistory"
@@ -192,9 +194,37 @@ func (p *Protocol) record(
 	})
 }
 
+// enter waits until an operation of a service may begin. If it is refused, enter responds and returns false.
+func (p *Protocol) enter(
+	w http.ResponseWriter,
+	r *http.Request,
+	rt proxy.Route,
+	face access.Face,
+	pattern string,
+) (leave func(), ok bool) {
+	leave, err := p.guard.Enter(w, r, face, pattern, rt.Sandbox.Workspace)
+	if err == nil {
+		return leave, true
+	}
+	if rpc := connect.NewErrorWriter(); rpc.IsSupported(r) {
+		// The client is gone if this fails.
+		_ = rpc.Write(w, r, connect.NewError(connect.CodeResourceExhausted, err))
+		return nil, false
+	}
+	e := api.AsError(err)
+	http.Error(w, e.Message, e.Code.Info().Status)
+	return nil, false
+}
+
 // ServeRoute implements proxy.Service. The agent checks its own token; one without a token is a port like any other.
 func (s agentService) ServeRoute(w http.ResponseWriter, r *http.Request, rt proxy.Route) {
-	w = s.record(w, r, rt, access.Agent, s.agent.Pattern(r))
+	pattern := s.agent.Pattern(r)
+	w = s.record(w, r, rt, access.Agent, pattern)
+	leave, ok := s.enter(w, r, rt, access.Agent, pattern)
+	if !ok {
+		return
+	}
+	defer leave()
 	token := s.accessToken(rt.Sandbox)
 	if token == "" {
 		var ok bool
@@ -228,9 +258,13 @@ func (s interpreterService) ServeRoute(w http.ResponseWriter, r *http.Request, r
 	pattern := s.interpreter.Pattern(r)
 	need, _ := access.NeedOf(access.Interpreter, pattern)
 	w = s.record(w, r, rt, access.Interpreter, pattern)
-	mayManage := need == access.Traffic && showsTraffic(r, s.control.TrafficToken(rt.Sandbox.ID))
-	r, ok := rt.CheckAccess(w, r)
+	leave, ok := s.enter(w, r, rt, access.Interpreter, pattern)
 	if !ok {
+		return
+	}
+	defer leave()
+	mayManage := need == access.Traffic && showsTraffic(r, s.control.TrafficToken(rt.Sandbox.ID))
+	if r, ok = rt.CheckAccess(w, r); !ok {
 		return
 	}
 	token := s.accessToken(rt.Sandbox)

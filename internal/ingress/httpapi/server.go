@@ -353,7 +353,12 @@ func (s *Server) serve(rt route) http.Handler {
 			}
 		}()
 		err := s.authorize(rq, rt)
+		leave := func() {}
 		if err == nil {
+			leave, err = s.guard.Enter(sw, r, access.V1, rt.muxPattern(), rq.p.Workspace)
+		}
+		if err == nil {
+			defer leave()
 			err = rt.checkQuery(r.URL.Query())
 		}
 		if err == nil {

@@ -69,6 +69,8 @@ type RateLimit struct {
 	Port              int `yaml:"port_per_s" default:"5000"`
 	PortAddress       int `yaml:"port_address_per_s" default:"5000"`
 	FailuresPerMinute int `yaml:"failures_per_min" default:"30"`
+
+	MaxWait time.Duration `yaml:"max_wait" default:"2s"`
 }
 
 // Audit bounds the audit log.

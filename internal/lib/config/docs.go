@@ -33,6 +33,9 @@ var settingDocs = map[string]string{
 		"interpreter, from one address (IPv6: one /64 network), and twice as many at once; 0 is unlimited.",
 	"rate_limit.failures_per_min": "Failed authentications a minute from one address. " +
 		"After that only keys that were used lately work from there; 0 is unlimited.",
+	"rate_limit.max_wait": "How long a request may wait for its turn while the node serves as many as it can. " +
+		"One that would wait longer is refused at once with rate_limited and Retry-After; " +
+		"with 0s nothing waits or is refused.",
 
 	"audit.file_reads": "Record reads of files of sandboxes, by the path: each file once a minute for one caller.",
 	"audit.entries_per_s": "Entries of the audit log a second for one workspace, and 20 times as many at once; " +

@@ -137,6 +137,9 @@ func (n *Node) validateAccess(
 	atLeast("rate_limit.port_per_s", n.RateLimit.Port, 0)
 	atLeast("rate_limit.port_address_per_s", n.RateLimit.PortAddress, 0)
 	atLeast("rate_limit.failures_per_min", n.RateLimit.FailuresPerMinute, 0)
+	if n.RateLimit.MaxWait < 0 {
+		bad("rate_limit.max_wait", "%v is negative; use a duration such as 2s, or 0s for no bound", n.RateLimit.MaxWait)
+	}
 	atLeast("audit.entries_per_s", n.Audit.Rate, 0)
 	atLeast("audit.max_entries", n.Audit.MaxEntries, 0)
 	if n.Audit.Retention < 0 {

@@ -45,9 +45,9 @@ const (
 	lowestUID   = 1900000000
 	highestUID  = 2147352575
 	defaultUIDs = 16384
-	// parentWeight is the CPU weight of all our cgroups together. The kernel's default is 100.
-	// Running machines is the main purpose of the host.
-	parentWeight = 1000
+	// parentWeight is the CPU weight of all our cgroups together. It is the kernel's default: with more, busy
+	// machines would take the processors from the process that manages them, and no user could stop them.
+	parentWeight = 100
 )
 
 var nameForm = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,62}$`)
@@ -182,12 +182,11 @@ func (m *Manager) reserve(name string, limits Limits) (*Cgroup, error) {
 }
 
 func (m *Manager) makeParent(root, dir string) error {
-	if err := os.Mkdir(dir, 0o755); errors.Is(err, fs.ErrExist) {
-		return nil
-	} else if err != nil {
+	err := os.Mkdir(dir, 0o755)
+	if err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
-	if m.cfg.Hierarchy.Version == 2 {
+	if err == nil && m.cfg.Hierarchy.Version == 2 {
 		if err := delegate(dir); err != nil {
 			return err
 		}

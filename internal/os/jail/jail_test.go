@@ -112,6 +112,35 @@ func TestVersion2Files(t *testing.T) {
 	}
 }
 
+// TestMachinesTogetherHaveTheDefaultWeight checks that machines do not take the processors from the process that
+// manages them, also if an earlier release has made their parent with another weight.
+func TestMachinesTogetherHaveTheDefaultWeight(t *testing.T) {
+	for version, file := range map[int]struct{ name, want string }{
+		1: {"cpu.shares", "1024"}, 2: {"cpu.weight", "100"},
+	} {
+		root := t.TempDir()
+		h := Hierarchy{Version: version, CPU: root, Memory: root, PIDs: root, Account: root}
+		j, err := New(Config{Hierarchy: h})
+		if err != nil {
+			t.Fatal(err)
+		}
+		dir := filepath.Join(root, j.cfg.Prefix)
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		path := filepath.Join(dir, file.name)
+		if err := os.WriteFile(path, nil, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if err := j.makeParent(root, dir); err != nil {
+			t.Fatal(err)
+		}
+		if b, err := os.ReadFile(path); err != nil || string(b) != file.want {
+			t.Errorf("version %d: %s is %q, %v; want %s", version, file.name, b, err, file.want)
+		}
+	}
+}
+
 func TestCheckDelegation(t *testing.T) {
 	root := t.TempDir()
 	if err := os.WriteFile(filepath.Join(root, "cgroup.controllers"), []byte("hugetlb\n"), 0o644); err != nil {

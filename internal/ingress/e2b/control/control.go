@@ -136,6 +136,12 @@ func (s *Server) authenticated(pattern string, rt route) http.HandlerFunc {
 			writeError(w, err)
 			return
 		}
+		leave, err := s.cfg.Guard.Enter(w, r, access.E2B, pattern, p.Workspace)
+		if err != nil {
+			writeError(w, err)
+			return
+		}
+		defer leave()
 		if err := rt.checkQuery(r.URL.Query()); err != nil {
 			writeError(w, err)
 			return

@@ -1,0 +1,39 @@
+package access
+
+import "strings"
+
+// ClassOf returns the class of an operation, "" if it has none.
+func ClassOf(face Face, pattern string) Class {
+	need, ok := NeedOf(face, pattern)
+	switch {
+	case !ok, need == Public, need == Signed, need == node, need == metrics:
+		return ""
+	case need == ports && strings.Contains(pattern, "/proxy/"): // what a program inside serves
+		return ""
+	}
+	if class, ok := classes[face][pattern]; ok {
+		return class
+	}
+	method, _, hasMethod := strings.Cut(pattern, " ")
+	switch {
+	case need == exec, need == files, face == Agent, face == Interpreter:
+		return Work
+	case hasMethod && (method == "GET" || method == "HEAD"):
+		return Reads
+	}
+	return Changes
+}
+
+// classes are the classes that do not follow from what operations need.
+var classes = map[Face]map[string]Class{
+	V1: {
+		"DELETE " + box: Deletes, "POST /v1/sandboxes": Creates, "POST " + box + "/fork": Creates,
+		"POST " + box + "/fork-tree": Creates, "POST " + box + "/wake": Creates, "POST " + box + "/start": Creates,
+	},
+	E2B: {
+		"DELETE /sandboxes/{id}": Deletes, "POST /sandboxes": Creates, "POST /v2/sandboxes": Creates,
+		"POST /sandboxes/{id}/fork": Creates, "POST /sandboxes/{id}/connect": Creates,
+		"POST /v2/sandboxes/{id}/connect": Creates, "POST /sandboxes/{id}/resume": Creates,
+	},
+	Agent: {"GET /metrics": Reads, "GET /envs": Reads},
+}
