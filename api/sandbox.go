@@ -37,16 +37,19 @@ type Sandbox struct {
 
 	Network *Network `json:"network,omitempty" doc:"What it may reach, and who may reach it; absent: everything."`
 
-	Limits        *Limits    `json:"limits,omitempty" doc:"I/O limits; the server's where absent."`
-	Isolation     string     `json:"isolation,omitempty" doc:"Kind of isolation, such as microvm."`
-	Accelerator   string     `json:"accelerator,omitempty" doc:"kvm or tcg."`
-	Generation    uint64     `json:"generation" doc:"Increases with every restore of the machine."`
-	PauseMS       int64      `json:"pause_ms,omitempty" doc:"Milliseconds it was paused for the last fork or snapshot."`
-	FailureReason string     `json:"failure_reason,omitempty"`
-	PauseReason   string     `json:"pause_reason,omitempty" doc:"no_space: paused until its host has disk space."`
-	EndedAt       *time.Time `json:"ended_at,omitempty"`
-	EndReason     string     `json:"end_reason,omitempty" doc:"Why it ended, for a sandbox that is deleted."`
-	Phases        []Phase    `json:"phases,omitempty" doc:"Phases of the last operation."`
+	Limits        *Limits `json:"limits,omitempty" doc:"I/O limits; the server's where absent."`
+	Isolation     string  `json:"isolation,omitempty" doc:"Kind of isolation, such as microvm."`
+	Accelerator   string  `json:"accelerator,omitempty" doc:"kvm or tcg."`
+	Generation    uint64  `json:"generation" doc:"Increases with every restore of the machine."`
+	PauseMS       int64   `json:"pause_ms,omitempty" doc:"Milliseconds it was paused for the last fork or snapshot."`
+	FailureReason string  `json:"failure_reason,omitempty"`
+	PauseReason   string  `json:"pause_reason,omitempty" doc:"no_space: paused until its host has disk space."`
+	// UnresponsiveSince is set while the sandbox runs and its guest does not answer.
+	UnresponsiveSince *time.Time `json:"unresponsive_since,omitempty" doc:"Its guest does not answer since then."`
+
+	EndedAt   *time.Time `json:"ended_at,omitempty"`
+	EndReason string     `json:"end_reason,omitempty" doc:"Why it ended, for a sandbox that is deleted."`
+	Phases    []Phase    `json:"phases,omitempty" doc:"Phases of the last operation."`
 }
 
 // Phase is a named part of an operation.

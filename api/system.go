@@ -42,6 +42,8 @@ type Capacity struct {
 	Running           int     `json:"running"`
 	// WaitingForSpace counts sandboxes that are paused with the reason no_space.
 	WaitingForSpace int `json:"waiting_for_space"`
+	// Unresponsive counts sandboxes that run and whose guests do not reply.
+	Unresponsive int `json:"unresponsive"`
 }
 
 // BootStats is the response of GET /stats/boot: how fast machines of sandboxes started lately.
@@ -108,6 +110,8 @@ const (
 	EventFailed         = "sandbox.failed"
 	EventForkTree       = "fork_tree.completed"
 	EventPromoted       = "fork_tree.promoted"
+	EventUnresponsive   = "sandbox.unresponsive" // its guest does not reply
+	EventResponsive     = "sandbox.responsive"   // its guest replies again
 	EventMachineDied    = "vm.died"
 	EventMachineAdopted = "vm.adopted"
 )

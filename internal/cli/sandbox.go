@@ -223,8 +223,11 @@ func sandboxFacts(w io.Writer, s api.Sandbox) error {
 	})
 }
 
-// status returns the state of a sandbox and, if its host has paused it, why.
+// status returns the state of a sandbox, with why its host has paused it, or that it does not answer.
 func status(s api.Sandbox) string {
+	if s.UnresponsiveSince != nil {
+		return string(s.Status) + " (unresponsive)"
+	}
 	if s.PauseReason == "" {
 		return string(s.Status)
 	}

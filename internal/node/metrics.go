@@ -44,7 +44,7 @@ type hostCollector struct {
 	host    hostapi.Host
 	version string
 	up, info, cpus, memory, memoryFree, memoryAvailable, memoryPromised, memoryPressure, disk, diskFree,
-	machines, running, waiting, baked *prometheus.Desc
+	machines, running, waiting, unresponsive, baked *prometheus.Desc
 }
 
 func newHostCollector(host hostapi.Host, version string) *hostCollector {
@@ -74,6 +74,7 @@ func newHostCollector(host hostapi.Host, version string) *hostCollector {
 		machines:        desc("host_machines", "Machines on the host, including hibernated ones."),
 		running:         desc("host_machines_running", "Machines that are running or paused."),
 		waiting:         desc("host_machines_waiting_for_space", "Machines paused until there is disk space for them."),
+		unresponsive:    desc("host_machines_unresponsive", "Machines that run and whose guests do not answer."),
 		baked:           desc("template_baked", "1 if a built-in template is baked.", "template"),
 	}
 }
@@ -82,7 +83,8 @@ func newHostCollector(host hostapi.Host, version string) *hostCollector {
 func (c *hostCollector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		c.up, c.info, c.cpus, c.memory, c.memoryFree, c.memoryAvailable, c.memoryPromised,
-		c.memoryPressure, c.disk, c.diskFree, c.machines, c.running, c.waiting, c.baked,
+		c.memoryPressure, c.disk, c.diskFree, c.machines, c.running, c.waiting,
+		c.unresponsive, c.baked,
 	} {
 		ch <- d
 	}
@@ -117,6 +119,7 @@ func (c *hostCollector) Collect(ch chan<- prometheus.Metric) {
 	gauge(c.machines, float64(has.Machines))
 	gauge(c.running, float64(has.Running))
 	gauge(c.waiting, float64(has.WaitingForSpace))
+	gauge(c.unresponsive, float64(has.Unresponsive))
 	templates, err := c.host.Templates(ctx)
 	if err != nil {
 		return // this scrape has no template series; the next one may

@@ -188,8 +188,10 @@ type Machine struct {
 	Phases     []Phase // of the last operation, in order
 	// PauseReason is why the host has paused it; "": it did not.
 	PauseReason PauseReason
-	Group       string
-	DiskBytes   int64 // that removing its disks would free, as last measured
+	// Unresponsive is since when its guest does not answer although it runs; zero: it does, as far as the host knows.
+	Unresponsive time.Time
+	Group        string
+	DiskBytes    int64 // that removing its disks would free, as last measured
 }
 
 // PauseReason says why a host has paused a machine without being asked.
@@ -281,6 +283,7 @@ type Capacity struct {
 	Machines                                int
 	Running                                 int
 	WaitingForSpace                         int // paused with PausedNoSpace
+	Unresponsive                            int // running, and their guests do not answer
 }
 
 // Usage is what a machine uses now.
@@ -299,7 +302,8 @@ type Event struct {
 	Time    time.Time
 	Host    HostID
 	Machine MachineID
-	// Type is "died", "adopted", "hibernated", "lost", or "paused" and "resumed" with a PauseReason as Reason.
+	// Type is "died", "adopted", "hibernated", "lost", "unresponsive" and "responsive" (Machine.Unresponsive has
+	// changed), or "paused" and "resumed" with a PauseReason as Reason.
 	Type   string
 	Reason string
 	// OutOfMemory: it died because the host, or its own limit, had no memory left for it.

@@ -121,6 +121,7 @@ func (s *Service) finishDelete(ctx context.Context, r *record, message string, c
 	}
 	r.State = api.Deleted
 	s.activity.Forget(string(r.ID))
+	s.silent.Set(r.ID, time.Time{})
 	s.events.Notify(r.ID)
 	return nil
 }

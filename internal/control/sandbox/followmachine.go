@@ -69,6 +69,9 @@ func (s *Service) followMachine(ctx context.Context, r *record, said hostapi.Eve
 	if err := s.applySettings(ctx, r, m); err != nil {
 		return err
 	}
+	if err := s.followSilence(ctx, r, m.Unresponsive); err != nil {
+		return err
+	}
 	to := statusOf(m.State)
 	if to == api.Creating || to == r.State && m.PauseReason == r.PauseReason {
 		return nil
@@ -102,6 +105,26 @@ func (s *Service) followMachine(ctx context.Context, r *record, said hostapi.Eve
 	case api.Creating, api.Hibernating, api.Waking, api.Stopping, api.Deleted:
 	}
 	return s.setState(ctx, "settle", r, to, events...)
+}
+
+// followSilence writes an event when the guest of a sandbox stops to reply, and when it replies again.
+func (s *Service) followSilence(ctx context.Context, r *record, since time.Time) error {
+	if s.silent.Since(r.ID).Equal(since) {
+		return nil
+	}
+	event := newEvent{api.EventResponsive, nil}
+	if !since.IsZero() {
+		event = newEvent{api.EventUnresponsive, map[string]any{"since": since.UTC().Format(time.RFC3339)}}
+	}
+	err := s.db.Write(ctx, "silence", func(ctx context.Context, tx *store.Tx) error {
+		return s.appendEvents(ctx, tx, r, event)
+	})
+	if err != nil {
+		return err
+	}
+	s.silent.Set(r.ID, since)
+	s.events.Notify(r.ID)
+	return nil
 }
 
 // reasonPayload returns the payload of an event that the host caused; nil if a user did.

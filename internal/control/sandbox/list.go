@@ -106,5 +106,6 @@ func (s *Service) Capacity(ctx context.Context) (_ api.Capacity, err error) {
 		MemoryAvailableMB: c.MemoryAvailableMiB, MemoryPromisedMB: c.MemoryPromisedMiB,
 		MemoryPressure: c.MemoryPressure, MemoryShort: c.MemoryShort, DiskMB: c.DiskMiB,
 		DiskFreeMB: c.DiskFreeMiB, DiskReserveMB: c.DiskReserveMiB, DiskShort: c.DiskShort,
-		Sandboxes: c.Machines, Running: c.Running, WaitingForSpace: c.WaitingForSpace}, nil
+		Sandboxes: c.Machines, Running: c.Running, WaitingForSpace: c.WaitingForSpace,
+		Unresponsive: c.Unresponsive}, nil
 }

@@ -32,7 +32,9 @@ func (s reconcilable) Sandboxes(ctx context.Context) ([]reconcile.Sandbox, error
 	for i := range records {
 		r := &records[i]
 		all = append(all, reconcile.Sandbox{ID: r.ID, DiskBytes: r.DiskBytes,
-			Differs: func(m hostapi.Machine) bool { return differs(r, m) }})
+			Differs: func(m hostapi.Machine) bool {
+				return differs(r, m) || !s.silent.Since(r.ID).Equal(m.Unresponsive)
+			}})
 	}
 	return all, err
 }

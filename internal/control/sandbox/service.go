@@ -18,6 +18,7 @@ import (
 	"github.com/pandastack/pandastack/internal/control/sandbox/activity"
 	"github.com/pandastack/pandastack/internal/control/sandbox/eventlog"
 	"github.com/pandastack/pandastack/internal/control/sandbox/keyed"
+	"github.com/pandastack/pandastack/internal/control/sandbox/silence"
 	"github.com/pandastack/pandastack/internal/control/store"
 	"github.com/pandastack/pandastack/internal/lib/config"
 )
@@ -87,6 +88,7 @@ type Service struct {
 	locks    keyed.Locks
 	activity activity.Tracker
 	events   eventlog.Log
+	silent   silence.Table // what the host says of guests that do not answer
 
 	suspensions *quota.Enforcer
 

@@ -40,6 +40,9 @@ func (s *Service) view(r *record) api.Sandbox {
 		Isolation: host.Isolation, Accelerator: host.Accelerator, Generation: r.Generation,
 		PauseMS: milliseconds(r.Pause), FailureReason: r.Reason, PauseReason: string(r.PauseReason), Phases: r.Phases,
 	}
+	if since := s.silent.Since(r.ID); r.State == api.Running && !since.IsZero() {
+		out.UnresponsiveSince = &since
+	}
 	if !r.Ends.IsZero() {
 		at := r.Ends
 		out.ExpiresAt = &at

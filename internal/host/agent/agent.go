@@ -262,6 +262,9 @@ func (h *Host) Capacity(context.Context) (hostapi.Capacity, error) {
 		if mc.State == hostapi.Running || mc.State == hostapi.Paused {
 			out.Running++
 		}
+		if !mc.Unresponsive.IsZero() {
+			out.Unresponsive++
+		}
 	}
 	return out, nil
 }

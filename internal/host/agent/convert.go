@@ -30,7 +30,8 @@ func machineOf(host hostapi.HostID, v machine.View) hostapi.Machine {
 		VCPUs: v.VCPUs, MemoryMiB: v.MemoryMiB, DiskMiB: v.DiskMiB, GuestIP: v.GuestIP, Tap: v.Tap, MAC: v.MAC,
 		PID: v.PID, Generation: v.Generation, BootMode: v.BootMode, Boot: v.Boot, Pause: v.Pause, Created: v.Created,
 		Persistent: v.Persistent, Egress: v.Egress, Limits: v.Limits, Labels: v.Labels, Reason: v.Reason,
-		PauseReason: v.PauseReason, Group: v.Group, DiskBytes: v.DiskBytes, Volumes: v.Volumes,
+		PauseReason: v.PauseReason, Unresponsive: v.Unresponsive, Group: v.Group, DiskBytes: v.DiskBytes,
+		Volumes: v.Volumes,
 	}
 	for _, d := range v.Disks {
 		if d.Place == 0 { // others are in Volumes

@@ -661,6 +661,10 @@ func (l *link) Volume(ctx context.Context, req guestapi.VolumeRequest) (out gues
 	return out, nil
 }
 
+func (l *link) Stats(ctx context.Context) (guestapi.Stats, error) {
+	return guestapi.Stats{}, l.m.answer(ctx)
+}
+
 func (l *link) Processes(ctx context.Context) ([]guestapi.ProcessInfo, error) {
 	return nil, l.m.answer(ctx)
 }

@@ -18,6 +18,16 @@ const relinkTimeout = 15 * time.Second
 
 // Guest returns the guest of a running machine, for one generation of it.
 func (m *Manager) Guest(ctx context.Context, id hostapi.MachineID) (guestapi.Guest, error) {
+	end := m.watchdog.Ask(id)
+	g, err := m.guest(ctx, id)
+	end(false) // that its channel is open says nothing of a guest
+	if err != nil {
+		return nil, err
+	}
+	return m.watchdog.Guest(id, g), nil
+}
+
+func (m *Manager) guest(ctx context.Context, id hostapi.MachineID) (guestapi.Guest, error) {
 	mc := m.find(id)
 	if mc == nil {
 		return nil, notFound(id)
@@ -36,6 +46,8 @@ func (m *Manager) Guest(ctx context.Context, id hostapi.MachineID) (guestapi.Gue
 		return nil, err
 	}
 	defer mc.unlock()
+	ctx, release := mc.untilDoomed(ctx)
+	defer release()
 	if err := mc.requireState("enter", running); err != nil {
 		return nil, err
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
 	"github.com/pandastack/pandastack/internal/host/snapshot"
 	"github.com/pandastack/pandastack/internal/host/volume"
+	"github.com/pandastack/pandastack/internal/host/watchdog"
 	"github.com/pandastack/pandastack/internal/lib/config"
 	"github.com/pandastack/pandastack/internal/lib/obs"
 	"github.com/pandastack/pandastack/internal/vmm"
@@ -99,6 +100,8 @@ type Manager struct {
 	deps   Deps
 	log    *slog.Logger
 	ledger *ledger
+
+	watchdog *watchdog.Watchdog // of guests that do not reply
 
 	exits        chan monitorExit
 	lazyFailures chan vmm.Machine  // monitors that wait for a download that failed
@@ -188,7 +191,7 @@ func New(cfg Config, deps Deps) (*Manager, error) {
 	if deps.Emit == nil {
 		deps.Emit = func(Event) {}
 	}
-	return &Manager{
+	m := &Manager{
 		cfg: cfg, deps: deps, log: deps.Log,
 		ledger: &ledger{adm: cfg.Admission.withDefaults(), host: cfg.HostMemory, pressure: cfg.Pressure,
 			reservations: map[hostapi.MachineID]reservation{}},
@@ -196,7 +199,9 @@ func New(cfg Config, deps Deps) (*Manager, error) {
 		consumed: make(chan snapshot.Ref, 256), closed: make(chan struct{}),
 		machines:     map[hostapi.MachineID]*machine{},
 		warmRequests: make(chan snapshot.Ref, 16), warm: map[snapshot.Ref]*warmMonitor{}, huge: map[*machine]int64{},
-	}, nil
+	}
+	m.watchdog = watchdog.New(watchdog.Config{Deadline: cfg.FreezeTimeout}, watched{m}, m.reportSilence, m.log)
+	return m, nil
 }
 
 // Get returns a machine.
@@ -205,7 +210,16 @@ func (m *Manager) Get(id hostapi.MachineID) (View, error) {
 	if mc == nil {
 		return View{}, notFound(id)
 	}
-	return mc.view(), nil
+	return m.view(mc), nil
+}
+
+// view returns a machine as others see it.
+func (m *Manager) view(mc *machine) View {
+	v := mc.view()
+	if v.State == hostapi.Running {
+		v.Unresponsive = m.watchdog.Unresponsive(v.ID)
+	}
+	return v
 }
 
 // List returns all machines but ephemeral ones, oldest first.
@@ -220,7 +234,7 @@ func (m *Manager) List() []View {
 	m.mu.Unlock()
 	out := make([]View, 0, len(all))
 	for _, mc := range all {
-		out = append(out, mc.view())
+		out = append(out, m.view(mc))
 	}
 	slices.SortFunc(out, func(a, b View) int {
 		return cmp.Or(a.Created.Compare(b.Created), cmp.Compare(a.ID, b.ID))

@@ -28,6 +28,7 @@ type monitorExit struct {
 func (m *Manager) Run(ctx context.Context) error {
 	var work sync.WaitGroup
 	work.Go(func() { m.keepSpace(ctx) })
+	work.Go(func() { _ = m.watchdog.Run(ctx) }) // returns nil
 	defer func() {
 		work.Wait()
 		m.discardWarmUnless(ctx, func(*warmMonitor) bool { return false })

@@ -107,3 +107,25 @@ func TestDestroyInterruptsOperations(t *testing.T) {
 		}
 	}
 }
+
+// TestProbe asks the guests of machines that reply, that do not, and that cannot.
+func TestProbe(t *testing.T) {
+	w := newFixture(t)
+	w.create("a", true)
+	w.must(w.mgr.Probe(t.Context(), "a"))
+	w.setStopped(true)
+	ctx, cancel := deadline(t, 20*time.Millisecond)
+	defer cancel()
+	if err := w.mgr.Probe(ctx, "a"); err == nil || errors.Is(err, hostapi.ErrWrongState) {
+		t.Errorf("probe of a guest that does not reply: %v, want that it did not", err)
+	}
+	w.setStopped(false)
+	w.must(w.mgr.Probe(t.Context(), "a"))
+	w.must(w.mgr.Pause(t.Context(), "a"))
+	if err := w.mgr.Probe(t.Context(), "a"); !errors.Is(err, hostapi.ErrWrongState) {
+		t.Errorf("probe of a paused machine: %v, want ErrWrongState", err)
+	}
+	if err := w.mgr.Probe(t.Context(), "b"); !errors.Is(err, hostapi.ErrNotFound) {
+		t.Errorf("probe of no machine: %v, want ErrNotFound", err)
+	}
+}

@@ -37,8 +37,10 @@ type View struct {
 	Phases     []obs.Phase // of the last operation, in order
 	// PauseReason is why it is paused, if no user asked for that.
 	PauseReason hostapi.PauseReason
-	Group       string
-	DiskBytes   int64 // that removing its disks would free, as last measured
+	// Unresponsive is since when its guest does not reply although it runs; zero: it does, as far as is known.
+	Unresponsive time.Time
+	Group        string
+	DiskBytes    int64 // that removing its disks would free, as last measured
 }
 
 // Usage is the host's resources that a machine uses.

@@ -117,6 +117,22 @@ func (h *Host) SetWaiting(id hostapi.MachineID, waiting bool) {
 	h.Emit(hostapi.Event{Time: time.Now(), Machine: id, Type: kind, Reason: string(hostapi.PausedNoSpace)})
 }
 
+// SetUnresponsive makes a machine's guest one that does not reply since a time, zero: that does.
+//
+// An event reports it.
+func (h *Host) SetUnresponsive(id hostapi.MachineID, since time.Time) {
+	h.mu.Lock()
+	kind := "responsive"
+	if !since.IsZero() {
+		kind = "unresponsive"
+	}
+	if m := h.machines[id]; m != nil {
+		m.Unresponsive = since
+	}
+	h.mu.Unlock()
+	h.Emit(hostapi.Event{Time: time.Now(), Machine: id, Type: kind})
+}
+
 // Emit sends an event to all subscribers.
 func (h *Host) Emit(e hostapi.Event) {
 	h.mu.Lock()
