@@ -219,6 +219,8 @@ func FuzzParsers(f *testing.F) {
 	f.Add(AppendFileInfo(nil, &file))
 	f.Add(AppendIdentity(nil, &identity))
 	f.Add(AppendStats(nil, &stats))
+	f.Add(AppendVolumeRequest(nil, &VolumeRequest{Action: VolumeGrow, Volume: identity.Volumes[0]}))
+	f.Add(AppendVolumeReport(nil, &VolumeReport{Check: CheckDamaged, Log: "x"}))
 	f.Add(AppendEvent(nil, &Event{Exit: info.Exit}))
 	f.Add([]byte{0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 1})
 	f.Fuzz(func(t *testing.T, b []byte) {
@@ -240,6 +242,10 @@ func FuzzParsers(f *testing.F) {
 		_, _ = ParseDialSocket(b)
 		_, _ = ParseFreeze(b)
 		_, _ = ParseIdentity(b)
+		_, _ = ParseVolumeRequest(b)
+		if r, err := ParseVolumeReport(b); err == nil && (!utf8.ValidString(r.Log) || r.Check > CheckDamaged) {
+			t.Errorf("ParseVolumeReport() = %+v, want valid UTF-8 and a known result", r)
+		}
 		_, _ = ParseStats(b)
 		_, _, _, _ = ParseRequest(b)
 		_, _ = ParseStatus(b)

@@ -218,6 +218,9 @@ func (m *machine) restoreCheckpoint(ctx context.Context, from *capture) (err err
 	if err := m.setThrottles(ctx, held); err != nil {
 		return err
 	}
+	if err := m.setFlushes(ctx); err != nil {
+		return err
+	}
 	return m.do(ctx, "cont", nil, nil)
 }
 

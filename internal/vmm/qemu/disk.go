@@ -71,6 +71,40 @@ func (m *machine) SwapDisk(ctx context.Context, n int, disk vmm.Disk) (err error
 	}
 	ctx, cancel := m.driver.monitors.WithTimeout(ctx, "swap of a disk")
 	defer cancel()
+	if err := m.swapDisk(ctx, n, disk); err != nil {
+		return err
+	}
+	return vmmproc.WriteRecord(m.spec.Dir, m.record)
+}
+
+// setFlushes makes the flushes of disks that are not volatile reach the medium in a monitor that was restored from the
+// checkpoint of another, whose disks may have been volatile.
+func (m *machine) setFlushes(ctx context.Context) error {
+	if !slices.ContainsFunc(m.spec.Disks, func(d vmm.Disk) bool { return !d.Volatile && !d.Empty && !d.ReadOnly }) {
+		return nil
+	}
+	all, err := m.blocks(ctx)
+	if err != nil {
+		return err
+	}
+	for n, d := range m.spec.Disks {
+		if d.Volatile || d.Empty || d.ReadOnly {
+			continue
+		}
+		for _, b := range all {
+			if b.Device != diskID(n) || !b.Inserted.Cache.NoFlush {
+				continue
+			}
+			if err := m.swapDisk(ctx, n, d); err != nil {
+				return fmt.Errorf("flush disk %d: %w", n, err)
+			}
+		}
+	}
+	return nil
+}
+
+// swapDisk replaces a disk of a monitor that has a guest.
+func (m *machine) swapDisk(ctx context.Context, n int, disk vmm.Disk) error {
 	before, err := m.nodeOf(ctx, n)
 	if err != nil {
 		return err
@@ -98,19 +132,30 @@ func (m *machine) SwapDisk(ctx context.Context, n int, disk vmm.Disk) (err error
 	if err := m.announceSize(ctx, n, bytes); err != nil {
 		return err
 	}
-	return errors.Join(m.removeNode(ctx, before), vmmproc.WriteRecord(m.spec.Dir, m.record))
+	return m.removeNode(ctx, before)
+}
+
+// block is a drive as query-block returns it.
+type block struct {
+	Device   string `json:"device"`
+	Inserted struct {
+		Node  string `json:"node-name"`
+		File  string `json:"file"`
+		Cache struct {
+			NoFlush bool `json:"no-flush"`
+		} `json:"cache"`
+	} `json:"inserted"`
+}
+
+func (m *machine) blocks(ctx context.Context) (all []block, err error) {
+	err = m.do(ctx, "query-block", nil, &all)
+	return all, err
 }
 
 // nodeOf returns the node of disk n.
 func (m *machine) nodeOf(ctx context.Context, n int) (blockNode, error) {
-	var all []struct {
-		Device   string `json:"device"`
-		Inserted struct {
-			Node string `json:"node-name"`
-			File string `json:"file"`
-		} `json:"inserted"`
-	}
-	if err := m.do(ctx, "query-block", nil, &all); err != nil {
+	all, err := m.blocks(ctx)
+	if err != nil {
 		return blockNode{}, err
 	}
 	for _, b := range all {

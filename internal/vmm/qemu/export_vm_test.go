@@ -30,6 +30,16 @@ func Throttled(ctx context.Context, m vmm.Machine) ([]vmm.Rate, error) {
 	return all, nil
 }
 
+// Flushes returns, for each disk, whether the monitor of m passes the guest's flushes on to the medium.
+func Flushes(ctx context.Context, m vmm.Machine) ([]bool, error) {
+	blocks, err := m.(*machine).blocks(ctx)
+	var all []bool
+	for _, b := range blocks {
+		all = append(all, !b.Inserted.Cache.NoFlush)
+	}
+	return all, err
+}
+
 // Base returns the description of the process that the monitor of m was restored from, or nil if it is not known.
 func Base(m vmm.Machine) *checkpoint.Checkpoint {
 	from := m.(*machine).restoredFrom

@@ -143,6 +143,8 @@ func TestMachines(t *testing.T) {
 		t.Run("rates", func(t *testing.T) { testRates(t, h) })
 		t.Run("nothing_left", func(t *testing.T) { testNothingLeft(t, h) })
 	})
+	t.Run("flushes", func(t *testing.T) { testFlushes(t, h, false) })
+	t.Run("flushes_restored", func(t *testing.T) { testFlushes(t, h, true) })
 	t.Run("panic", func(t *testing.T) { testGuestExit(t, h, "c", "Kernel panic") })
 	t.Run("reboot", func(t *testing.T) { testGuestExit(t, h, "b", "rebooted") })
 	t.Run("endless_console", func(t *testing.T) { testConsole(t, h) })

@@ -38,16 +38,18 @@ type TB interface {
 
 // Lab describes a driver to the suite.
 type Lab struct {
-	Dir     string                               // for machines and images, as the driver needs it
-	Open    func(t TB) vmm.Driver                // opens a host agent's driver; all of one Lab see the same host
-	Abandon func(t TB, d vmm.Driver)             // ends the driver as the death of its host agent does
-	Crash   func(t TB, m vmm.Machine)            // ends a monitor from outside
-	Spec    vmm.Spec                             // of every machine, without ID, Dir and Disks
-	Rate    vmm.Rate                             // of every disk
-	Disk    func(t TB, path string)              // makes a root disk
-	Data    func(t TB, path string)              // makes a data disk: an empty ext4 file system
-	Warm    func(t TB, m *Machine)               // prepares the machine before its image is taken; may be nil
-	Clone   func(t TB, from *os.File, to string) // writes the content of from into the existing file at to
+	Dir     string                    // for machines and images, as the driver needs it
+	Open    func(t TB) vmm.Driver     // opens a host agent's driver; all of one Lab see the same host
+	Abandon func(t TB, d vmm.Driver)  // ends the driver as the death of its host agent does
+	Crash   func(t TB, m vmm.Machine) // ends a monitor from outside
+	Spec    vmm.Spec                  // of every machine, without ID, Dir and Disks
+	Rate    vmm.Rate                  // of every disk
+	// Volatile is that of every disk.
+	Volatile bool
+	Disk     func(t TB, path string)              // makes a root disk
+	Data     func(t TB, path string)              // makes a data disk: an empty ext4 file system
+	Warm     func(t TB, m *Machine)               // prepares the machine before its image is taken; may be nil
+	Clone    func(t TB, from *os.File, to string) // writes the content of from into the existing file at to
 }
 
 // Host is a Lab with a driver and the image of a machine that was booted, ready and captured.
@@ -99,6 +101,19 @@ func (h *Host) WithData(t TB) *Host {
 // WithRate returns a host like h, with the same driver and image.
 // The disks of its machines have that rate.
 func (h *Host) WithRate(rate vmm.Rate) *Host {
+	out := h.copy()
+	out.Lab.Rate = rate
+	return out
+}
+
+// WithVolatile returns a host like h, with the same driver and image. The disks of its machines are volatile or not.
+func (h *Host) WithVolatile(volatile bool) *Host {
+	out := h.copy()
+	out.Lab.Volatile = volatile
+	return out
+}
+
+func (h *Host) copy() *Host {
 	out := &Host{
 		Lab:          h.Lab,
 		Driver:       h.Driver,
@@ -107,7 +122,6 @@ func (h *Host) WithRate(rate vmm.Rate) *Host {
 		dataDisk:     h.dataDisk,
 		checkpointed: h.checkpointed,
 	}
-	out.Lab.Rate = rate
 	out.serial.Store(h.serial.Add(4000) - 3000) // distinct names, also among several
 	return out
 }
@@ -170,9 +184,9 @@ func (h *Host) Spec(t TB, like string) vmm.Spec {
 	} else {
 		emptyLike(t, like, disk)
 	}
-	s.Disks = []vmm.Disk{{Path: disk, Rate: h.Lab.Rate}}
+	s.Disks = []vmm.Disk{{Path: disk, Rate: h.Lab.Rate, Volatile: h.Lab.Volatile}}
 	if h.dataDisk {
-		s.Disks = append(s.Disks, vmm.Disk{Path: dataOf(disk), Rate: h.Lab.Rate})
+		s.Disks = append(s.Disks, vmm.Disk{Path: dataOf(disk), Rate: h.Lab.Rate, Volatile: h.Lab.Volatile})
 		if like == "" {
 			h.Lab.Data(t, dataOf(disk))
 		} else {
