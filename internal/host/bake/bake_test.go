@@ -46,6 +46,7 @@ type fixture struct {
 	jitWarmup       bool
 	foreignWarmedUp bool // IsWarmedUp of snapshots that another fixture made
 	warmups         int
+	volumes         int                   // that were attached and detached
 	warmedUp        map[snapshot.Ref]bool // IsWarmedUp of snapshots that this fixture made
 	exercised       map[hostapi.MachineID]bool
 	boots           []machine.Boot
@@ -255,9 +256,22 @@ func (w *fixture) Wake(_ context.Context, id hostapi.MachineID) (machine.View, e
 	return machine.View{ID: id}, nil
 }
 
+func (w *fixture) ExerciseVolume(_ context.Context, id hostapi.MachineID, dir string) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !w.live[id] || !strings.HasPrefix(dir, "/") {
+		return fmt.Errorf("attach a volume at %q of machine %s: %w", dir, id, hostapi.ErrInvalid)
+	}
+	w.volumes++
+	return nil
+}
+
 func (w *fixture) MarkWarmedUp(_ context.Context, id hostapi.MachineID) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if w.volumes == 0 {
+		return errors.New("the guest has not mounted a volume")
+	}
 	w.warmups++
 	w.exercised[id] = true
 	return nil

@@ -32,10 +32,13 @@ type Machines interface {
 	// CreateEphemeral restores a machine that is in no list.
 	CreateEphemeral(ctx context.Context, id hostapi.MachineID, from snapshot.Ref) (machine.View, error)
 	// Hibernate and Wake move a machine to disk and back. MarkWarmedUp declares that its guest has done what the
-	// machines of its next snapshot will do first. They and CreateEphemeral are used only with Config.JITWarmup.
+	// machines of its next snapshot will do first. They, ExerciseVolume and CreateEphemeral are used only with
+	// Config.JITWarmup.
 	Hibernate(ctx context.Context, id hostapi.MachineID) error
 	Wake(ctx context.Context, id hostapi.MachineID) (machine.View, error)
 	MarkWarmedUp(ctx context.Context, id hostapi.MachineID) error
+	// ExerciseVolume attaches an empty volume to a machine at a directory of its guest, and detaches it.
+	ExerciseVolume(ctx context.Context, id hostapi.MachineID, dir string) error
 }
 
 // Config is the configuration of a Baker. All but Log, OnStep, Share and PunchPages is required.

@@ -230,6 +230,7 @@ func (b *Baker) exerciseGuest(ctx context.Context, j *job, id hostapi.MachineID)
 		steps,
 		func() error { return b.warmUpInherited(ctx, j, id) },
 		func() error { return exerciseFiles(ctx, guest) },
+		func() error { return b.exerciseVolume(ctx, guest, id) },
 		func() error { return exerciseTerminal(ctx, guest, user) },
 	)
 	for _, do := range steps {
@@ -264,6 +265,18 @@ func exerciseFiles(ctx context.Context, guest guestapi.Guest) error {
 		return err
 	}
 	return guest.Remove(ctx, path, "", false)
+}
+
+// exerciseVolume mounts and unmounts a volume.
+func (b *Baker) exerciseVolume(ctx context.Context, guest guestapi.Guest, id hostapi.MachineID) error {
+	const dir = "/tmp/.jit-warmup-volume"
+	if err := b.cfg.Machines.ExerciseVolume(ctx, id, dir); err != nil {
+		return err
+	}
+	if err := guest.Remove(ctx, dir, "root", false); !errors.Is(err, guestapi.ErrNotFound) {
+		return err
+	}
+	return nil // the host has no volumes
 }
 
 // exerciseTerminal runs a shell in a terminal until it exits.

@@ -154,3 +154,30 @@ func (m *Manager) ResizeVolume(ctx context.Context, id hostapi.VolumeID, sizeMiB
 	}
 	return v, nil
 }
+
+// ExerciseVolume attaches an empty volume to a running machine, mounted at dir, and detaches it: its monitor and its
+// guest have then done that once. On a host without volumes, or with a monitor that cannot, it does nothing.
+func (m *Manager) ExerciseVolume(ctx context.Context, id hostapi.MachineID, dir string) (err error) {
+	mc := m.find(id)
+	if mc == nil {
+		return notFound(id)
+	}
+	mc.mu.Lock()
+	_, can := mc.vm.(vmm.DiskSwapper)
+	places := mc.rec.Places
+	mc.mu.Unlock()
+	if m.deps.Volumes == nil || places == 0 || !can {
+		return nil
+	}
+	v := hostapi.VolumeID("exercise" + string(id))
+	_, err = m.deps.Volumes.Create(ctx, volume.Request{ID: v, SizeMiB: volume.MinMiB, Ephemeral: true})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, m.deps.Volumes.Delete(v)) }()
+	if _, err := m.AttachVolume(ctx, id, hostapi.VolumeAttachment{Volume: v, Mount: dir}); err != nil {
+		return err
+	}
+	_, err = m.DetachVolume(ctx, id, v, true)
+	return err
+}

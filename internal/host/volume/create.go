@@ -20,17 +20,18 @@ type Request struct {
 	From   string
 	Source string // as Volume.Source
 	// Dirty: the file system of From may be mounted.
-	Dirty  bool
-	Frozen bool
-	Group  string
-	Labels map[string]string
+	Dirty     bool
+	Frozen    bool
+	Ephemeral bool // as Volume.Ephemeral
+	Group     string
+	Labels    map[string]string
 }
 
 // Create makes a volume. When it fails nothing is left.
 func (s *Store) Create(ctx context.Context, req Request) (_ Volume, err error) {
 	v := Volume{
 		Version: recordVersion, ID: req.ID, SizeMiB: req.SizeMiB, Frozen: req.Frozen, Dirty: req.Dirty,
-		Source: req.Source, Group: req.Group, Labels: req.Labels, Created: time.Now().UTC(),
+		Source: req.Source, Ephemeral: req.Ephemeral, Group: req.Group, Labels: req.Labels, Created: time.Now().UTC(),
 	}
 	if err := v.complete(req.From); err != nil {
 		return Volume{}, fmt.Errorf("create volume %s: %w", req.ID, err)

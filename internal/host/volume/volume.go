@@ -60,12 +60,14 @@ type Volume struct {
 	// Count is how many writers it has had.
 	Count uint64 `json:"count,omitempty"`
 	// Source names the disk of a snapshot that this is an untouched copy of; "" once it was attached.
-	Source  string               `json:"source,omitempty"`
-	Check   *hostapi.VolumeCheck `json:"check,omitempty"`
-	Group   string               `json:"group,omitempty"`
-	Labels  map[string]string    `json:"labels,omitempty"`
-	Created time.Time            `json:"created"`
-	Written time.Time            `json:"written,omitzero"`
+	Source string `json:"source,omitempty"`
+	// Ephemeral: it is in no list, and of no use to a later process: Open removes it.
+	Ephemeral bool                 `json:"ephemeral,omitempty"`
+	Check     *hostapi.VolumeCheck `json:"check,omitempty"`
+	Group     string               `json:"group,omitempty"`
+	Labels    map[string]string    `json:"labels,omitempty"`
+	Created   time.Time            `json:"created"`
+	Written   time.Time            `json:"written,omitzero"`
 }
 
 // Config has what a Store needs.
@@ -125,6 +127,12 @@ func Open(cfg Config) (*Store, error) {
 		v, err := s.read(id)
 		if err != nil { // another version of this program may understand it
 			s.broken[id] = fmt.Errorf("volume %s: its files are kept: %w: %w", id, hostapi.ErrUnavailable, err)
+			continue
+		}
+		if v.Ephemeral {
+			if err := durable.RemoveAll(at); err != nil {
+				return nil, fmt.Errorf("open volumes: %w", err)
+			}
 			continue
 		}
 		s.volumes[id] = v
@@ -201,7 +209,7 @@ func (s *Store) get(id hostapi.VolumeID) (Volume, error) {
 func (s *Store) List() []Volume {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	all := slices.Collect(maps.Values(s.volumes))
+	all := slices.DeleteFunc(slices.Collect(maps.Values(s.volumes)), func(v Volume) bool { return v.Ephemeral })
 	slices.SortFunc(all, func(a, b Volume) int { return cmp.Or(a.Created.Compare(b.Created), cmp.Compare(a.ID, b.ID)) })
 	return all
 }
