@@ -219,28 +219,35 @@ func (mc *machine) tryLock() bool {
 	}
 }
 
-// measureDisks measures the disks of a machine: what removing them would free, in bytes. It reports false for a
-// machine whose disks cannot be measured now.
+// measureDisks measures the disks that a machine writes to, its volumes too, in bytes: what removing its own would
+// free is stored in it. It reports false for a machine whose disks cannot be measured now.
 func (m *Manager) measureDisks(mc *machine) (int64, bool) {
 	if m.cfg.Allocated == nil {
 		return 0, false
 	}
 	mc.mu.Lock()
-	paths, at := mc.ownDiskPaths(), mc.rec.State
+	disks, at := mc.disks(), mc.rec.State
 	mc.mu.Unlock()
 	if at == creating || at == destroying {
 		return 0, false
 	}
-	var sum int64
-	for _, path := range paths {
-		bytes, err := m.cfg.Allocated(path)
-		if err != nil {
-			return 0, false
+	var own, volumes int64
+	for _, d := range disks {
+		if !d.kind.captured() {
+			continue
 		}
-		sum += bytes
+		bytes, err := m.cfg.Allocated(d.path)
+		switch {
+		case err != nil:
+			return 0, false
+		case d.kind.ownedByMachine():
+			own += bytes
+		default:
+			volumes += bytes
+		}
 	}
-	mc.set(func() { mc.diskBytes = sum })
-	return sum, true
+	mc.set(func() { mc.diskBytes = own })
+	return own + volumes, true
 }
 
 // Waiting returns how many machines wait for disk space.

@@ -520,3 +520,24 @@ func TestResizeOfAttachedVolume(t *testing.T) {
 	}
 	w.checkEmpty()
 }
+
+// TestGrowingVolumeStopsItsWriter lets a volume grow while space runs out: its writer is stopped first.
+func TestGrowingVolumeStopsItsWriter(t *testing.T) {
+	w := newFixture(t)
+	w.createWithVolumes()
+	w.create("b", true)
+	w.space.grow("v", 2<<20)
+	w.space.set(100<<20, 0) // below half of the reserve of 256 MiB
+	w.awaitPause("a", hostapi.PausedNoSpace)
+	w.wantState("b", hostapi.Running)
+	if mc, err := w.mgr.Get("a"); err != nil || mc.DiskBytes >= 2<<20 {
+		t.Errorf("disks of the machine take %d bytes, %v; want those of its own alone", mc.DiskBytes, err)
+	}
+	w.space.grow("v", 0)
+	w.space.set(300<<20, 0)
+	w.awaitPause("a", "")
+	w.count("a", 1)
+	w.destroy("a")
+	w.destroy("b")
+	w.checkEmpty()
+}
