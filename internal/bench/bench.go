@@ -117,6 +117,14 @@ func (o Options) Templates() []string {
 	return slices.Concat(main, sized, own)
 }
 
+// Optional reports whether a run without a template still measures all groups but the template's own.
+func (o Options) Optional(template string) bool {
+	if template == o.Template || slices.Contains(o.Sizes, template) {
+		return false
+	}
+	return slices.Contains(slices.Collect(maps.Values(ownTemplates)), template)
+}
+
 // cleanup is the time limit for deleting all sandboxes at the end.
 const cleanup = 2 * time.Minute
 

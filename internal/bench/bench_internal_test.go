@@ -21,3 +21,15 @@ func TestTemplates(t *testing.T) {
 		}
 	}
 }
+
+func TestOptional(t *testing.T) {
+	o := Options{Template: "base", Sizes: []string{"mini", "browser"}}
+	for template, want := range map[string]bool{
+		"base": false, "mini": false, "code-interpreter": true,
+		"browser": false, // the fork series need it, too
+	} {
+		if got := o.Optional(template); got != want {
+			t.Errorf("Optional(%s) = %v, want %v", template, got, want)
+		}
+	}
+}

@@ -113,8 +113,12 @@ func (a *app) bench() *cobra.Command {
 			return err
 		}
 		for _, name := range opt.Templates() {
-			if _, err := a.bake(c.Context(), cl, name, api.BakeRequest{}, true); err != nil {
+			_, err := a.bake(c.Context(), cl, name, api.BakeRequest{}, true)
+			if err != nil && (!opt.Optional(name) || c.Context().Err() != nil) {
 				return err
+			}
+			if err != nil {
+				a.statusf("bake %s: %v", name, err) // the report names the group that is not measured
 			}
 		}
 		opt.Report = func(name string) { a.statusf("measuring %s", name) }
