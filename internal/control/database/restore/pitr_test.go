@@ -200,3 +200,51 @@ func TestPointInTime(t *testing.T) {
 		})
 	}
 }
+
+// A base backup of files that were cloned while the server runs is restored like one that was streamed, with 100 MiB of
+// log. The test reports how long it takes.
+func TestCloneAndMuchLog(t *testing.T) {
+	l := newLab(t)
+	l.server.Exec("create table a (b int, c text)")
+	l.flush()
+	conn := l.server.Connect()
+	exec := func(sql string) [][]byte {
+		t.Helper()
+		results, err := conn.PgConn().Exec(t.Context(), sql).ReadAll()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return results[0].Rows[0]
+	}
+	exec("select pg_backup_start('clone', true)")
+	clone := t.TempDir()
+	if err := os.CopyFS(clone, os.DirFS(l.server.Data)); err != nil {
+		t.Fatal(err)
+	}
+	stopped := exec("select lsn, labelfile from pg_backup_stop()")
+	stop, err := wal.ParseLSN(string(stopped[0]))
+	if err != nil {
+		t.Fatal(err)
+	}
+	files := basebackup.Files{FS: os.DirFS(clone), Label: bytes.Clone(stopped[1]), Stop: stop}
+	_, err = basebackup.Store(t.Context(), files, l.archive, basebackup.Options{
+		Archived: func(ctx context.Context, _ wal.Timeline, at wal.LSN) error { return l.relay.Flush(ctx, at) },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	began := l.now()
+	for range 12 {
+		l.server.Exec("insert into a select n, repeat(md5(n::text), 8) from generate_series(1, 30000) n")
+	}
+	at, size := l.now(), l.now()-began
+	l.server.Exec("delete from a")
+	l.flush()
+	start := time.Now()
+	s := l.restored(t, restore.Target{LSN: at})
+	took := time.Since(start)
+	if got := s.Value("select count(*) from a"); got != "360000" {
+		t.Errorf("%s rows, want 360000", got)
+	}
+	t.Logf("restored %d MiB of log in %v", size>>20, took)
+}

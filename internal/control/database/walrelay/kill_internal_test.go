@@ -4,12 +4,14 @@ import (
 	"bufio"
 	"context"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/pandastack/pandastack/internal/control/database/wal"
 	"github.com/pandastack/pandastack/internal/lib/blob"
@@ -19,7 +21,18 @@ import (
 // before a step: "directory step". It prints what it acknowledged.
 const relayEnv = "PANDASTACK_TEST_RELAY"
 
+// serverEnv makes the test binary relay from a server until it is killed: "socket user spool store", and the password
+// in passwordEnv.
+const (
+	serverEnv   = "PANDASTACK_TEST_RELAY_SERVER"
+	passwordEnv = "PANDASTACK_TEST_RELAY_PASSWORD"
+)
+
 func TestMain(m *testing.M) {
+	if text := os.Getenv(serverEnv); text != "" {
+		fmt.Fprintln(os.Stderr, relayFromServer(text))
+		os.Exit(1)
+	}
 	if text := os.Getenv(relayEnv); text != "" {
 		if err := relayUntilKilled(text); err != nil {
 			fmt.Fprintln(os.Stderr, err)
@@ -28,6 +41,32 @@ func TestMain(m *testing.M) {
 		return
 	}
 	os.Exit(m.Run())
+}
+
+func relayFromServer(text string) error {
+	var socket, user, spool, directory string
+	if _, err := fmt.Sscan(text, &socket, &user, &spool, &directory); err != nil {
+		return err
+	}
+	store, err := blob.Open(context.Background(), "file://"+directory, blob.Options{})
+	if err != nil {
+		return err
+	}
+	a, err := archiveOf(store)
+	if err != nil {
+		return err
+	}
+	cfg := relayConfig(a, spool)
+	cfg.Server.User, cfg.Server.Password, cfg.Partial = user, os.Getenv(passwordEnv), 50*time.Millisecond
+	cfg.Server.Dial = func(ctx context.Context) (net.Conn, error) {
+		var d net.Dialer
+		return d.DialContext(ctx, "unix", socket)
+	}
+	r, err := New(cfg)
+	if err != nil {
+		return err
+	}
+	return r.Run(context.Background())
 }
 
 func relayUntilKilled(text string) error {

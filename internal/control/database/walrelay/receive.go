@@ -14,8 +14,6 @@ import (
 
 const (
 	maxRetry = 30 * time.Second
-	// batchBytes bounds what is written before a sync, while more is arriving.
-	batchBytes = 4 << 20
 	// maxCoverage bounds the number of remembered times.
 	maxCoverage = 256
 )
@@ -292,61 +290,6 @@ func (r *Relay) endTimeline(conn *replication.Conn, end *replication.TimelineEnd
 		return err
 	}
 	return r.spool.begin(end.Next, wal.SegmentAt(end.Next, end.At).Start())
-}
-
-// source is a stream of the log.
-type source interface {
-	Next() (replication.Message, error)
-	Buffered() bool
-	Acknowledge(received, flushed wal.LSN, now time.Time) error
-}
-
-// receive writes a stream to the spool, until it ends.
-func (r *Relay) receive(stream source, at position) error {
-	if err := r.beginSegment(at.timeline, at.at); err != nil {
-		return err
-	}
-	for pending := 0; ; {
-		m, err := stream.Next()
-		if err != nil {
-			return errors.Join(err, r.spool.sync())
-		}
-		if len(m.Data) > 0 {
-			if got := r.spool.received(); m.Start != got {
-				return fmt.Errorf("the server sent the log at %v, want %v", m.Start, got)
-			}
-			if err := r.take(m.Data); err != nil {
-				return err
-			}
-			pending += len(m.Data)
-		}
-		r.observe(m)
-		if pending > 0 && stream.Buffered() && pending < batchBytes {
-			continue
-		}
-		if pending > 0 || m.Reply {
-			if err := r.acknowledge(stream, m); err != nil {
-				return err
-			}
-		}
-		pending = 0
-	}
-}
-
-// acknowledge makes durable what was received and says so to the server.
-func (r *Relay) acknowledge(stream source, m replication.Message) error {
-	if err := r.spool.sync(); err != nil {
-		return err
-	}
-	received := r.spool.received()
-	// During the comparison with what the spool has, nothing below that is acknowledged again.
-	r.update(func(s *Status) {
-		s.Flushed, s.Received = max(s.Flushed, received), max(s.Received, received)
-		if m.ServerEnd <= received {
-			s.Covered = m.Sent
-		}
-	})
-	return stream.Acknowledge(received, received, r.cfg.Now())
 }
 
 // observe remembers the end of the server's log and the time at which the spool had all of it.

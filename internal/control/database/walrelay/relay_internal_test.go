@@ -60,7 +60,8 @@ func relayConfig(a *archive.Archive, dir string) Config {
 		Server: replication.Config{
 			Dial: func(context.Context) (net.Conn, error) { return nil, errors.New("no server") },
 		},
-		Slot: "relay", Archive: a, Dir: dir, Retry: time.Millisecond, Log: slog.New(slog.DiscardHandler),
+		Synchronous: true, Slot: "relay", Archive: a, Dir: dir, Retry: time.Millisecond,
+		Log: slog.New(slog.DiscardHandler),
 	}
 }
 
@@ -262,6 +263,58 @@ func TestSwitchOfSegments(t *testing.T) {
 			t.Fatal(err)
 		}
 		g.checkArchive(l, start+24)
+	}
+}
+
+// waitingFeed sends one message, and the next when the first is acknowledged.
+type waitingFeed struct {
+	feed
+	sent         bool
+	acknowledged chan wal.LSN
+}
+
+// Next implements source.
+func (f *waitingFeed) Next() (replication.Message, error) {
+	if f.sent {
+		f.at = <-f.acknowledged
+		return replication.Message{}, errEnd
+	}
+	f.sent = true
+	return f.feed.Next()
+}
+
+// Acknowledge implements source.
+func (f *waitingFeed) Acknowledge(_, flushed wal.LSN, _ time.Time) error {
+	f.acknowledged <- flushed
+	return nil
+}
+
+// A relay that is not synchronous acknowledges a little later, also if nothing more arrives.
+func TestDelayedAcknowledgement(t *testing.T) {
+	g, l := newRig(t), sampleLog()
+	r := g.relay()
+	r.cfg.Synchronous = false
+	to := l.Start() + 1<<20
+	f := &waitingFeed{feed: feed{log: l, at: l.Start(), to: to, chunk: 1 << 20}, acknowledged: make(chan wal.LSN, 1)}
+	if err := r.receive(f, position{1, l.Start(), l.Start()}); !errors.Is(err, errEnd) || f.at != to {
+		t.Errorf("receive = %v, acknowledged %v; want %v", err, f.at, to)
+	}
+	if got := r.Status(); got.Flushed != to {
+		t.Errorf("Flushed = %v, want %v", got.Flushed, to)
+	}
+	if err := r.spool.close(); err != nil {
+		t.Fatal(err)
+	}
+	// What is pending when the stream ends is made durable as well.
+	rest := &feed{log: l, at: l.Start(), to: to + 1<<20, chunk: 1 << 20}
+	if err := r.receive(rest, position{1, l.Start(), l.Start()}); !errors.Is(err, errEnd) || rest.acked != 0 {
+		t.Errorf("receive = %v, acknowledged %v; want nothing", err, rest.acked)
+	}
+	if got := r.Status(); got.Flushed != rest.to {
+		t.Errorf("Flushed at the end = %v, want %v", got.Flushed, rest.to)
+	}
+	if err := r.spool.close(); err != nil {
+		t.Fatal(err)
 	}
 }
 

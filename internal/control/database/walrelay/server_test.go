@@ -10,9 +10,12 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"os"
+	"os/exec"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -55,11 +58,12 @@ type running struct {
 	stop func() // ends it and waits
 }
 
-func startRelay(t *testing.T, s *pglab.Server, a *archive.Archive, dir string) *running {
+func startRelay(t *testing.T, s *pglab.Server, a *archive.Archive, dir string, synchronous ...bool) *running {
 	t.Helper()
 	r, err := walrelay.New(walrelay.Config{
 		Server: serverConfig(s), Archive: a, Slot: "relay", Dir: dir, Retry: 10 * time.Millisecond,
-		Partial: 100 * time.Millisecond, StopLimit: time.Minute, Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
+		Synchronous: slices.Contains(synchronous, true), Partial: 100 * time.Millisecond, StopLimit: time.Minute,
+		Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -143,8 +147,30 @@ func client(ctx context.Context, s *pglab.Server, from int, confirmed *atomic.In
 	}
 }
 
-// In synchronous mode, every confirmed commit is in the restored database, after kills of the server and ends of the
-// relay at random moments, and a final loss of the server with its data.
+// startProcess runs a relay in a process of its own. The returned function kills it.
+func startProcess(t *testing.T, s *pglab.Server, dir string) (kill func()) {
+	t.Helper()
+	cmd := exec.CommandContext(context.WithoutCancel(t.Context()), os.Args[0])
+	cmd.Env = append(os.Environ(),
+		fmt.Sprintf("PANDASTACK_TEST_RELAY_SERVER=%s %s %s/spool %s/store", s.Socket(), pglab.User, dir, dir),
+		"PANDASTACK_TEST_RELAY_PASSWORD="+pglab.Password)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	var once sync.Once
+	kill = func() {
+		once.Do(func() {
+			_ = cmd.Process.Kill() // it may have ended
+			_ = cmd.Wait()
+		})
+	}
+	t.Cleanup(kill)
+	return kill
+}
+
+// In synchronous mode, every confirmed commit is in the restored database, after kills of the server and of the relay
+// at random moments, and a final loss of the server with its data.
 func TestKilledRelayAndServer(t *testing.T) {
 	s := pglab.New(t, "synchronous_standby_names=relay")
 	dir := t.TempDir()
@@ -152,46 +178,43 @@ func TestKilledRelayAndServer(t *testing.T) {
 	r := startRelay(t, s, a, dir+"/spool")
 	s.Exec("create table a (b int primary key)")
 	take(t, s, r, a)
+	r.stop()
+	kill := startProcess(t, s, dir)
 	random := rand.New(rand.NewPCG(1, 2))
-	last := 0
-	for round := range 4 {
-		var confirmed atomic.Int64
+	const rounds = 6
+	var confirmed [rounds + 1]atomic.Int64 // the last number of each round
+	for round := range rounds + 1 {
+		// Every round has numbers of its own: a commit that was not confirmed may be there.
+		from := round * 1_000_000
 		ctx, cancel := context.WithCancel(t.Context())
 		var clients sync.WaitGroup
-		clients.Go(func() { client(ctx, s, last+1, &confirmed) })
-		target := int64(last + 20 + random.IntN(200))
-		what := fmt.Sprintf("round %d: %d commits", round, target)
-		waitUntil(t, what, func() bool { return confirmed.Load() >= target })
+		clients.Go(func() { client(ctx, s, from, &confirmed[round]) })
+		target := int64(from + 20 + random.IntN(200))
+		waitUntil(t, fmt.Sprintf("round %d", round), func() bool { return confirmed[round].Load() >= target })
 		if round%2 == 0 {
 			s.Kill()
 		} else {
-			r.stop()
+			kill()
 		}
 		cancel()
 		clients.Wait()
-		last = max(last, int(confirmed.Load()))
-		switch round {
-		case 0, 2:
+		switch {
+		case round == rounds: // the server is gone for good
+		case round%2 == 0:
 			s.Start()
 		default:
-			r = startRelay(t, s, a, dir+"/spool")
+			kill = startProcess(t, s, dir)
 		}
-		// A number that was not confirmed may be there.
-		last = max(last, number(t, s.Value("select coalesce(max(b), 0) from a")))
 	}
-	var confirmed atomic.Int64
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	var clients sync.WaitGroup
-	clients.Go(func() { client(ctx, s, last+1, &confirmed) })
-	waitUntil(t, "the last commits", func() bool { return confirmed.Load() >= int64(last+50) })
-	s.Kill() // and it is gone for good
-	clients.Wait()
-	r.stop() // which brings the spool to the archive
+	kill()
+	startRelay(t, s, a, dir+"/spool").stop() // which brings the spool to the archive
 	copied := restored(t, a)
-	want := int(confirmed.Load())
-	if got := number(t, copied.Value("select count(*) from a where b <= "+strconv.Itoa(want))); got != want {
-		t.Errorf("the restored database has %d of %d confirmed rows", got, want)
+	for round := range rounds + 1 {
+		from, to := round*1_000_000, int(confirmed[round].Load())
+		sql := fmt.Sprintf("select count(*) from a where b between %d and %d", from, to)
+		if got, want := number(t, copied.Value(sql)), to-from+1; got != want {
+			t.Errorf("the restored database has %d of %d confirmed rows of round %d", got, want, round)
+		}
 	}
 	if v, err := a.Scrub(t.Context(), archive.Scrub{Share: 1}); err != nil || !v.Intact() {
 		t.Errorf("Scrub = %+v, %v", v, err)
@@ -278,5 +301,66 @@ func TestLostSlot(t *testing.T) {
 	take(t, s, r, a)
 	if got := restored(t, a).Value("select count(*) from a where b = 'last'"); got != "1" {
 		t.Errorf("%s rows after the hole, want 1", got)
+	}
+}
+
+// commits counts the commits per second of several clients, over a number of commits.
+func commits(t *testing.T, s *pglab.Server, total int) float64 {
+	t.Helper()
+	began := time.Now()
+	var group sync.WaitGroup
+	var left atomic.Int64
+	left.Store(int64(total))
+	for n := range 4 {
+		conn, err := s.TryConnect(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		group.Go(func() {
+			defer conn.Close(t.Context())
+			for left.Add(-1) >= 0 {
+				sql := fmt.Sprintf("begin; update accounts set balance = balance + 1 where id = %d; "+
+					"insert into history values (%d, now()); commit", rand.IntN(10_000), n)
+				if _, err := conn.PgConn().Exec(t.Context(), sql).ReadAll(); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	group.Wait()
+	return float64(total) / time.Since(began).Seconds()
+}
+
+// The test reports what a relay costs a server that waits for the disk. It asserts nothing of the time.
+func TestOverhead(t *testing.T) {
+	s := pglab.New(t, "fsync=on")
+	dir := t.TempDir()
+	a := openArchive(t, dir+"/store")
+	s.Exec("create table accounts (id int primary key, balance int);" +
+		"create table history (client int, at timestamptz);" +
+		"insert into accounts select n, 0 from generate_series(0, 9999) n")
+	const total = 1500
+	commits(t, s, total)
+	var without, with, sync float64
+	for range 3 { // alternating, for other programs use the host
+		without += commits(t, s, total)
+		r := startRelay(t, s, a, dir+"/spool")
+		flush(t, s, r)
+		with += commits(t, s, total)
+		r.stop()
+		r = startRelay(t, s, a, dir+"/spool", true)
+		flush(t, s, r)
+		s.Exec("alter system set synchronous_standby_names = relay")
+		s.Exec("select pg_reload_conf()")
+		sync += commits(t, s, total)
+		s.Exec("alter system reset synchronous_standby_names")
+		s.Exec("select pg_reload_conf()")
+		r.stop()
+	}
+	t.Logf("commits per second: %.0f without a relay, %.0f with one (%.2f), %.0f synchronous (%.2f)", without/3, with/3,
+		with/without, sync/3, sync/without)
+	if got := number(t, s.Value("select count(*) from history")); got != 10*total {
+		t.Errorf("%d commits, want %d", got, 10*total)
 	}
 }

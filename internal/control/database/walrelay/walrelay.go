@@ -2,8 +2,8 @@
 //
 // A Relay is a streaming-replication client with a physical slot. It writes the log to segment files in a spool
 // directory on this host, and acknowledges what is durable there. So with the relay's application name in
-// synchronous_standby_names a commit returns when it is on this host's disk. Complete segments go to the archive, and
-// the incomplete one every few seconds if it has changed.
+// synchronous_standby_names, and Config.Synchronous, a commit returns when it is on this host's disk. Complete segments
+// go to the archive, and the incomplete one every few seconds if it has changed.
 //
 // # Guarantees
 //
@@ -44,6 +44,9 @@ type Config struct {
 	Archive *archive.Archive
 	Slot    string // name of the physical slot, made if it does not exist
 	Dir     string // directory of the spool
+	// Synchronous makes durable at once what arrives, for a server whose commits wait for the relay. Otherwise that
+	// happens 200 ms later, which takes less from the disk.
+	Synchronous bool
 	// SpoolBytes is the limit of the spool; default 1 GiB, MinSpool at least.
 	SpoolBytes int64
 	// Partial is the time after which an incomplete segment is brought to the archive if it has changed; default 5 s.
