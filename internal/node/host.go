@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"os"
 	"path/filepath"
 	"sync"
 	"time"
@@ -26,11 +28,8 @@ import (
 func (n *node) openDataDir(ctx context.Context) error {
 	dir := n.Config.DataDir
 	release, err := disk.EnsureDataDir(ctx, dir)
-	if _, plain := errors.AsType[*disk.NoReflinkError](err); plain {
-		return fmt.Errorf("data directory %s: %w; run 'pandastack setup'", dir, err)
-	}
 	if err != nil {
-		return fmt.Errorf("data directory: %w", err)
+		return dataDirError(err, os.Geteuid())
 	}
 	n.undo.Push("release data directory", release)
 	held, err := lockDataDir(dir)
@@ -44,6 +43,14 @@ func (n *node) openDataDir(ctx context.Context) error {
 	n.run(ctx, "ballast", func(ctx context.Context) error { return n.ballast.Run(ctx, n.Log) })
 	n.run(ctx, "trim", n.trim)
 	return nil
+}
+
+// dataDirError returns the error of a process with a user id that cannot open its data directory.
+func dataDirError(err error, uid int) error {
+	if uid != 0 && errors.Is(err, fs.ErrPermission) {
+		return fmt.Errorf("starting a node requires root; use sudo: %w", err)
+	}
+	return fmt.Errorf("data directory: %w", err)
 }
 
 // makeSpace gives up the ballast of the data directory if that is full, and reports whether there is space now.

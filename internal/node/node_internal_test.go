@@ -5,12 +5,14 @@ import (
 	"context"
 	"errors"
 	"io"
+	"io/fs"
 	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -20,6 +22,7 @@ import (
 	"github.com/pandastack/pandastack/internal/image/kernel"
 	"github.com/pandastack/pandastack/internal/lib/config"
 	"github.com/pandastack/pandastack/internal/lib/durable"
+	"github.com/pandastack/pandastack/internal/os/disk"
 	"github.com/pandastack/pandastack/internal/os/jail"
 	"github.com/pandastack/pandastack/internal/vmm"
 )
@@ -268,6 +271,24 @@ func TestStartFails(t *testing.T) {
 				t.Errorf("Up: error %v, want it to contain %q", err, tt.want)
 			}
 		})
+	}
+}
+
+func TestDataDirError(t *testing.T) {
+	denied := &fs.PathError{Op: "mkdir", Path: "/x", Err: syscall.EACCES}
+	for _, tt := range []struct {
+		err  error
+		uid  int
+		want string
+	}{
+		{denied, 1000, "starting a node requires root; use sudo: mkdir /x: permission denied"},
+		{denied, 0, "data directory: mkdir /x: permission denied"},
+		{&disk.NoReflinkError{Dir: "/x", Type: "ext4"}, 0, "data directory: /x is on ext4, which cannot clone files " +
+			"(reflink); run `pandastack setup` to put an XFS image there, or choose a directory on XFS or btrfs"},
+	} {
+		if got := dataDirError(tt.err, tt.uid).Error(); got != tt.want {
+			t.Errorf("user %d: got %q, want %q", tt.uid, got, tt.want)
+		}
 	}
 }
 

@@ -30,7 +30,7 @@ func EnsureDataDir(ctx context.Context, dir string) (release func(context.Contex
 	var undo cleanup.Stack
 	defer func() { err = undo.Settle(ctx, err) }()
 	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return nothing, fmt.Errorf("data directory: %w", err)
+		return nothing, err
 	}
 	release = nothing
 	mounted, err := Mounted(dir)
@@ -45,7 +45,7 @@ func EnsureDataDir(ctx context.Context, dir string) (release func(context.Contex
 		release = func(context.Context) error { return Unmount(dir) }
 		undo.Push("unmount data directory", release)
 	} else if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nothing, fmt.Errorf("data directory: %w", err)
+		return nothing, err
 	}
 	if err := probeFull(dir); err != nil {
 		return nothing, err
