@@ -36,6 +36,8 @@ type client struct {
 	conn   net.Conn // the TLS connection, once there is one
 	peer   netip.Addr
 	tls    *tls.Conn
+	host   string            // server name that the client connects to, "" if it is not known
+	clear  bool              // the transport is encrypted by others, and the password is sent as it is
 	leaf   *x509.Certificate // that the client was shown
 	hello  startup
 	event  Event // what is known of the client
@@ -97,10 +99,7 @@ func (c *client) receive(ctx context.Context) error {
 func (c *client) begin(body []byte) error {
 	hello, err := parseStartup(body)
 	if err != nil {
-		if own, ok := errors.AsType[*Error](err); ok && c.tls != nil {
-			return own
-		}
-		if c.tls == nil && binary.BigEndian.Uint32(body)>>16 == majorVersion {
+		if c.tls == nil && !c.clear && binary.BigEndian.Uint32(body)>>16 == majorVersion {
 			err = errNoTLS
 		}
 		if own, ok := errors.AsType[*Error](err); ok {
@@ -108,7 +107,7 @@ func (c *client) begin(body []byte) error {
 		}
 		return &Error{Code: codeProtocol, Message: errMalformed.Error()}
 	}
-	if c.tls == nil {
+	if c.tls == nil && !c.clear {
 		return errNoTLS
 	}
 	c.hello = hello
@@ -144,7 +143,7 @@ func (c *client) startTLS(ctx context.Context, conn net.Conn) error {
 	if err := secure.HandshakeContext(ctx); err != nil {
 		return errClosed // TLS has sent its own alert
 	}
-	c.tls, c.conn = secure, secure
+	c.tls, c.conn, c.host = secure, secure, secure.ConnectionState().ServerName
 	return nil
 }
 
@@ -173,8 +172,7 @@ type access struct {
 
 // authenticate finds the endpoint that the client wants and checks the client's password.
 func (c *client) authenticate(ctx context.Context) (*access, error) {
-	address, options, err := findEndpoint(
-		c.tls.ConnectionState().ServerName, c.server.cfg.Suffix, c.hello.params["options"])
+	address, options, err := findEndpoint(c.host, c.server.cfg.Suffix, c.hello.params["options"])
 	if err != nil {
 		return nil, &Error{Code: codeAuthorization, Message: err.Error()}
 	}
@@ -191,8 +189,8 @@ func (c *client) authenticate(ctx context.Context) (*access, error) {
 		return nil, err
 	}
 	got := &access{endpoint: endpoint, target: address.Target, login: Login{Parameters: c.hello.params}}
-	allowed := endpoint != nil && endpoint.Settings().allows(c.peer)
-	if role.Verifier == "" && role.PassThrough && allowed && endpoint.Settings().Running {
+	allowed := endpoint != nil && endpoint.Settings().Allows(c.peer)
+	if role.Verifier == "" && role.PassThrough && !c.clear && allowed && endpoint.Settings().Running {
 		got.backend, err = c.passThrough(ctx, got)
 		return got, err
 	}
@@ -202,16 +200,25 @@ func (c *client) authenticate(ctx context.Context) (*access, error) {
 			return nil, &Error{Code: codeInternal, Message: "the stored verifier of the role is malformed"}
 		}
 	}
-	if got.login.Keys, err = c.exchange(verifier); err != nil {
+	prove := c.exchange
+	if c.clear {
+		prove = c.cleartext
+	}
+	if got.login.Keys, err = prove(verifier); err != nil {
 		return nil, c.rejected(err)
 	}
 	if !allowed {
-		return nil, &Error{
-			Code: codeAuthorization, Message: "this database does not accept connections from " + c.peer.String(),
-			Hint: "Add the address to the networks that are allowed for the database.",
-		}
+		return nil, NotAllowed(c.peer)
 	}
 	return got, nil
+}
+
+// NotAllowed returns the error of a client with the right password whose address may not connect.
+func NotAllowed(client netip.Addr) error {
+	return &Error{
+		Code: codeAuthorization, Message: "this database does not accept connections from " + client.String(),
+		Hint: "Add the address to the networks that are allowed for the database.",
+	}
 }
 
 // Find returns an endpoint and one of its roles. The zero values stand for an endpoint or role that does not exist.
@@ -370,9 +377,8 @@ func (c *client) cancel(ctx context.Context, body []byte) {
 		c.server.limiter.Failed(c.peer, "")
 		return
 	}
-	if c.tls != nil {
-		host := c.tls.ConnectionState().ServerName
-		if a, ok := ParseHost(host, c.server.cfg.Suffix); ok && a.Endpoint != one.event.Endpoint {
+	if c.host != "" {
+		if a, ok := ParseHost(c.host, c.server.cfg.Suffix); ok && a.Endpoint != one.event.Endpoint {
 			return // a key of another database
 		}
 	}

@@ -75,8 +75,8 @@ type Settings struct {
 	Running bool
 }
 
-// allows reports whether a client with an address may connect.
-func (s Settings) allows(a netip.Addr) bool {
+// Allows reports whether a client with an address may connect.
+func (s Settings) Allows(a netip.Addr) bool {
 	for _, n := range s.Networks {
 		if n.Contains(a) {
 			return true

@@ -3,6 +3,7 @@ package pgedge
 import (
 	"context"
 	"crypto/tls"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -142,7 +143,32 @@ func (s *Server) observe(e Event) {
 // handle serves one connection and closes it.
 func (s *Server) handle(ctx context.Context, conn net.Conn) {
 	defer conn.Close()
-	c := &client{server: s, conn: conn, peer: addressOf(conn)}
+	s.start(ctx, &client{server: s, conn: conn, peer: addressOf(conn)}, (*client).receive)
+}
+
+// ServeCleartext serves a connection that others have encrypted, such as a WebSocket, and closes it.
+//
+// host is the name that the client connects to. The client sends its password as it is, so that it can send it, and
+// its first query, without waiting for the server. Disconnect ends sessions of such connections, too.
+func (s *Server) ServeCleartext(ctx context.Context, conn net.Conn, peer netip.Addr, host string) {
+	defer conn.Close()
+	c := &client{server: s, conn: conn, peer: peer, host: host, clear: true}
+	s.start(ctx, c, func(c *client, ctx context.Context) error {
+		body, err := readStartup(c.conn)
+		if err != nil {
+			return errClosed
+		}
+		if binary.BigEndian.Uint32(body) == codeCancelRequest {
+			c.cancel(ctx, body)
+			return errClosed
+		}
+		return c.begin(body)
+	})
+}
+
+// start serves a client whose startup message receive reads.
+func (s *Server) start(ctx context.Context, c *client, receive func(*client, context.Context) error) {
+	conn := c.conn
 	c.event.Client = c.peer
 	half, err := s.limiter.Enter(c.peer)
 	if err != nil {
@@ -155,7 +181,7 @@ func (s *Server) handle(ctx context.Context, conn net.Conn) {
 	defer cancel()
 	stop := context.AfterFunc(starting, func() { _ = conn.SetDeadline(time.Unix(1, 0)) }) // ends reads and writes
 	defer stop()
-	if err := c.receive(starting); err != nil {
+	if err := receive(c, starting); err != nil {
 		c.refuse(EventRefused, err)
 		return
 	}
