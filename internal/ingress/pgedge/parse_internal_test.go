@@ -3,6 +3,8 @@ package pgedge
 import (
 	"bytes"
 	"encoding/binary"
+	"io"
+	"net"
 	"strings"
 	"testing"
 
@@ -196,6 +198,36 @@ func TestBusy(t *testing.T) {
 			}
 			if s.busy() != test.busy {
 				t.Errorf("busy = %v, want %v", s.busy(), test.busy)
+			}
+		})
+	}
+}
+
+// An error of the edge comes between messages of the database, and never into one.
+func TestFarewellBetweenMessages(t *testing.T) {
+	why := &Error{Code: codeConnectionLost, Message: "gone"}
+	for _, test := range []struct {
+		name, before string
+		said         bool
+	}{
+		{"fresh", "", true},
+		{"between", "D\x00\x00\x00\x05x", true},
+		{"in-a-head", "D\x00\x00", false},
+		{"in-a-body", "D\x00\x00\x00\x06x", false},
+		{"broken", "D\x00\x00\x00\x00", false},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			near, far := net.Pipe()
+			s := &session{client: far}
+			s.out.message = func(byte, byte) {}
+			s.out.feed([]byte(test.before))
+			go func() {
+				s.farewell(why)
+				_ = far.Close()
+			}()
+			got, err := io.ReadAll(near)
+			if err != nil || bytes.Equal(got, why.encode()) != test.said || !test.said && len(got) > 0 {
+				t.Errorf("the client got %q, %v; an error: %v", got, err, test.said)
 			}
 		})
 	}
