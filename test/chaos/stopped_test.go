@@ -6,6 +6,7 @@ import (
 	"context"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/pandastack/pandastack/api"
 )
@@ -28,6 +29,15 @@ func TestStoppedMonitor(t *testing.T) {
 	_, err = l.client.Sandboxes.Exec(ctx, stuck, api.ExecRequest{Cmd: "true", TimeoutSeconds: 3})
 	if c := code(err); c != api.Timeout && c != api.Unavailable {
 		t.Errorf("exec with a timeout in a guest that does not reply = %v, want timeout or unavailable", err)
+	}
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	for shown := false; !shown; <-tick.C {
+		s, err := l.client.Sandboxes.Get(ctx, stuck)
+		if err != nil {
+			t.Fatalf("while its guest does not reply: %v; want unresponsive_since", err)
+		}
+		shown = s.UnresponsiveSince != nil && s.Status == api.Running
 	}
 	if got := l.must(neighbour, "echo here"); got != "here" {
 		t.Errorf("output of the neighbour = %q, want here", got)
