@@ -92,11 +92,7 @@ func (n *node) path(names ...string) string {
 // findKernel finds the guest kernel and initramfs. They stay the same for the life of the node: a new kernel or
 // guest agent takes effect at the next start.
 func (n *node) findKernel(ctx context.Context) (kernel.Boot, error) {
-	b, err := kernel.Find(ctx, n.path("kernel"), n.Config.Agent())
-	if _, missing := errors.AsType[*kernel.NotFoundError](err); missing {
-		return kernel.Boot{}, fmt.Errorf("%w; run 'pandastack setup'", err)
-	}
-	return b, err
+	return kernel.Find(ctx, n.path("kernel"), n.Config.Agent())
 }
 
 // network opens the pool of network slots.

@@ -292,6 +292,14 @@ func TestDataDirError(t *testing.T) {
 	}
 }
 
+// TestMissingKernel checks that the error names the remedy, once.
+func TestMissingKernel(t *testing.T) {
+	_, err := newNode(t).findKernel(t.Context())
+	if err == nil || strings.Count(err.Error(), "pandastack setup") != 1 {
+		t.Errorf("findKernel without a kernel: %v, want the command that installs one, once", err)
+	}
+}
+
 func TestKernelIsFoundOnce(t *testing.T) {
 	calls := 0
 	find := rememberSuccess(func(context.Context) (kernel.Boot, error) {
