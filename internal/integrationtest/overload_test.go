@@ -19,7 +19,8 @@ func TestCreateAndDeleteUnderLoad(t *testing.T) {
 	const clients, places, queue = 200, 4, 16
 	w := integrationtest.New(t)
 	w.Door = access.NewDoor(access.DoorConfig{
-		MaxWait: time.Hour, Hold: time.Hour, Queue: queue, Places: map[access.Class]int{access.Work: places},
+		MaxWait: time.Hour, Hold: time.Hour, Queue: queue,
+		Places: map[access.Class]int{access.Work: 2 * places}, // one workspace gets half
 	})
 	w.Restart()
 	busy := create(t, w, api.CreateRequest{})

@@ -31,8 +31,8 @@ const (
 // Classes returns all classes.
 func Classes() []Class { return []Class{Deletes, Creates, Changes, Work, Reads} }
 
-// placesPerCPU are how many requests of a class are served at once for each processor.
-var placesPerCPU = map[Class]int{Deletes: 32, Creates: 16, Changes: 16, Work: 16, Reads: 32}
+// placesPerCPU are how many requests of a class are served at once for each processor; of one owner, half as many.
+var placesPerCPU = map[Class]int{Deletes: 64, Creates: 32, Changes: 32, Work: 32, Reads: 64}
 
 // DoorConfig configures a Door. Zero fields have defaults, except MaxWait.
 type DoorConfig struct {
@@ -47,6 +47,9 @@ type DoorConfig struct {
 }
 
 // Door bounds how many requests of each class are served at once. Those that wait are served in turn by owner.
+//
+// An owner may have as many places as are free besides, as in package budget: one alone has half of them, and as many
+// as it has are left for the next. So no owner makes another one wait.
 type Door struct {
 	cfg   DoorConfig
 	lanes map[Class]*lane
@@ -67,7 +70,7 @@ func NewDoor(cfg DoorConfig) *Door {
 			places = n
 		}
 		d.lanes[class] = &lane{places: places, free: places, typical: firstTypical,
-			owners: map[string][]chan struct{}{}}
+			held: map[string]int{}, owners: map[string][]chan struct{}{}}
 	}
 	return d
 }
@@ -81,6 +84,7 @@ type lane struct {
 
 	mu      sync.Mutex
 	free    int
+	held    map[string]int // by owner
 	waiting int
 	owners  map[string][]chan struct{} // that wait, first come first; a closed channel has a place
 	turns   []string                   // owners that wait, in turn
@@ -105,7 +109,7 @@ func (d *Door) enter(ctx context.Context, class Class, owner string) (leave func
 	}
 	began := time.Now()
 	var once sync.Once
-	give := func() { once.Do(func() { l.give(time.Since(began)) }) }
+	give := func() { once.Do(func() { l.give(owner, time.Since(began)) }) }
 	timer := time.AfterFunc(d.cfg.Hold, give)
 	return func() { timer.Stop(); give() }, nil
 }
@@ -115,8 +119,8 @@ func (d *Door) enter(ctx context.Context, class Class, owner string) (leave func
 func (l *lane) take(owner string, cfg DoorConfig) (turn chan struct{}, wait time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.free > 0 {
-		l.free--
+	if len(l.owners[owner]) == 0 && l.mayTake(owner) {
+		l.hold(owner)
 		return nil, 0
 	}
 	// Owners are served in turn: before this request as many of each as this owner has waiting.
@@ -124,7 +128,7 @@ func (l *lane) take(owner string, cfg DoorConfig) (turn chan struct{}, wait time
 	for _, queue := range l.owners {
 		ahead += min(len(queue), len(l.owners[owner])+1)
 	}
-	wait = time.Duration(float64(ahead+1) / float64(l.places) * float64(l.typical))
+	wait = time.Duration(float64(ahead+1) / float64(max(1, l.places/2)) * float64(l.typical))
 	if wait > cfg.MaxWait || l.waiting >= cfg.Queue {
 		l.refused++
 		return nil, max(wait, time.Millisecond)
@@ -155,7 +159,7 @@ func (l *lane) await(ctx context.Context, owner string, turn chan struct{}, clas
 	defer l.mu.Unlock()
 	at := slices.Index(l.owners[owner], turn)
 	if at < 0 { // it got a place at this moment
-		l.pass()
+		l.release(owner)
 		return err
 	}
 	if _, timeout := err.(*busyError); timeout { //nolint:errorlint // it was made above
@@ -175,23 +179,42 @@ func (l *lane) remove(owner string, at int) {
 }
 
 // give gives back a place that was held for some time.
-func (l *lane) give(held time.Duration) {
+func (l *lane) give(owner string, held time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.typical += (held - l.typical) / 16
-	l.pass()
+	l.release(owner)
 }
 
-// pass gives a place to the owner whose turn it is, or makes it free. The caller holds mu.
-func (l *lane) pass() {
-	if len(l.turns) == 0 {
-		l.free++
-		return
+// mayTake reports whether a place is free for an owner. The caller holds mu.
+func (l *lane) mayTake(owner string) bool {
+	own := l.held[owner]
+	return l.free > 0 && own+1 <= (l.free+own+1)/2
+}
+
+// hold takes a place. The caller holds mu.
+func (l *lane) hold(owner string) {
+	l.free--
+	l.held[owner]++
+}
+
+// release makes a place free and gives what is free to those who wait, in turn. The caller holds mu.
+func (l *lane) release(owner string) {
+	l.free++
+	if l.held[owner]--; l.held[owner] == 0 {
+		delete(l.held, owner)
 	}
-	owner := l.turns[0]
-	close(l.owners[owner][0])
-	l.turns = append(l.turns[1:], owner) // to the end; remove drops one that has nothing waiting
-	l.remove(owner, 0)
+	for {
+		i := slices.IndexFunc(l.turns, l.mayTake)
+		if i < 0 {
+			return
+		}
+		next := l.turns[i]
+		l.hold(next)
+		close(l.owners[next][0])
+		l.turns = append(slices.Delete(l.turns, i, i+1), next) // to the end; remove drops one without others
+		l.remove(next, 0)
+	}
 }
 
 // busyError refuses a request that would wait for too long.

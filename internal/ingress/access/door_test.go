@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -69,6 +70,40 @@ func TestKindsDoNotWaitForEachOther(t *testing.T) {
 		}
 		end()
 		clients.Wait()
+	})
+}
+
+// TestOneOwnerLeavesPlaces checks that a workspace with many long requests makes no other one wait.
+func TestOneOwnerLeavesPlaces(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := door(func(c *access.DoorConfig) { c.Places[access.Work], c.MaxWait = 8, time.Hour })
+		ctx, end := context.WithCancel(t.Context())
+		var (
+			all    sync.WaitGroup
+			served atomic.Int32
+		)
+		for range 20 {
+			all.Go(func() {
+				if _, leave, err := enter(ctx, g, execPattern, "many"); err == nil {
+					served.Add(1)
+					<-ctx.Done()
+					leave()
+				}
+			})
+		}
+		synctest.Wait()
+		if n := served.Load(); n != 4 {
+			t.Errorf("one workspace has %d of 8 places, want half", n)
+		}
+		began := time.Now()
+		_, leave, err := enter(ctx, g, execPattern, "one")
+		if err != nil || time.Since(began) != 0 {
+			t.Errorf("another workspace: %v after %v, want a place at once", err, time.Since(began))
+		} else {
+			leave()
+		}
+		end()
+		all.Wait()
 	})
 }
 

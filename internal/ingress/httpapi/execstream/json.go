@@ -2,6 +2,7 @@ package execstream
 
 import (
 	"net/http"
+	"runtime"
 	"strconv"
 
 	"github.com/pandastack/pandastack/internal/lib/jsonstream"
@@ -50,6 +51,9 @@ func (s *spillWriter) flush() error {
 	}
 	_, err := s.w.Write(s.held)
 	s.held = s.held[:0]
+	// Encoding is all work and no waiting: without this, large responses keep short ones from the processors for a
+	// whole time slice of the scheduler each.
+	runtime.Gosched()
 	return err
 }
 
