@@ -44,7 +44,7 @@ type CreateRequest struct {
 	Egress  *bool         `json:"egress,omitempty" doc:"false: no outbound connections, like network with deny_others."`
 	Network *Network      `json:"network,omitempty" doc:"What the sandbox may reach; everything if absent."`
 	Limits  *Limits       `json:"limits,omitempty" doc:"I/O limits, tighter than the server's; default: the source's."`
-	Volumes []VolumeMount `json:"volumes,omitempty" doc:"Not supported by this server: must be empty."`
+	Volumes []VolumeMount `json:"volumes,omitempty" doc:"Attached and mounted before programs run."`
 
 	// IdempotencyKey is the Idempotency-Key header: the same key in a workspace returns the same sandbox.
 	IdempotencyKey string `json:"-"`
@@ -63,12 +63,6 @@ type Injected struct {
 
 // SandboxIDPlaceholder stands for a sandbox's own id in the values of Injected.
 const SandboxIDPlaceholder = "${SANDBOX_ID}"
-
-// VolumeMount names a volume to attach.
-type VolumeMount struct {
-	Name     string `json:"name"`
-	ReadOnly bool   `json:"read_only,omitempty"`
-}
 
 var (
 	templateName = regexp.MustCompile(`^[a-zA-Z0-9._-]{1,64}$`)
@@ -114,8 +108,6 @@ func (r *CreateRequest) Validate() error {
 		return invalid("cpu", "%d is negative: leave it out, the template owns its size", r.CPU)
 	case r.MemoryMB < 0:
 		return invalid("memory_mb", "%d is negative: leave it out, the template owns its size", r.MemoryMB)
-	case len(r.Volumes) > 0:
-		return invalid("volumes", "this server has no volumes: leave the field out")
 	case len(r.IdempotencyKey) > 255:
 		return invalid("Idempotency-Key", "the header is %d bytes long: use at most 255", len(r.IdempotencyKey))
 	case r.User != "" && !userName.MatchString(r.User):
@@ -127,6 +119,9 @@ func (r *CreateRequest) Validate() error {
 		return err
 	}
 	if err := r.Limits.validate(); err != nil {
+		return err
+	}
+	if err := validateMounts(r.Volumes); err != nil {
 		return err
 	}
 	if err := validateEnv("env", r.Env); err != nil {

@@ -2,6 +2,7 @@ package api
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -21,6 +22,7 @@ const (
 	NotFound           Code = "not_found"          // does not exist, or belongs to another workspace
 	NotAllowed         Code = "method_not_allowed" // the path exists, the method does not
 	Conflict           Code = "conflict"           // exists already, or in use
+	VolumeInUse        Code = "volume.in_use"      // another sandbox writes to the volume
 	WrongState         Code = "wrong_state"        // not possible in the sandbox's state
 	Gone               Code = "gone"               // existed and has ended
 	TooLarge           Code = "too_large"          // over a bound that the message names
@@ -59,6 +61,7 @@ var codeTable = []CodeInfo{
 	{NotFound, http.StatusNotFound, 5, false, "It does not exist, or belongs to another workspace."},
 	{NotAllowed, http.StatusMethodNotAllowed, 2, false, "The path exists, the method does not."},
 	{Conflict, http.StatusConflict, 6, false, "It exists already or is in use."},
+	{VolumeInUse, http.StatusConflict, 6, true, "Another sandbox writes to the volume; details.sandbox_id says which."},
 	{WrongState, http.StatusConflict, 7, false, "Not possible in the state the sandbox is in."},
 	{Gone, http.StatusGone, 5, false, "It existed and has ended."},
 	{TooLarge, http.StatusRequestEntityTooLarge, 2, false, "Larger than the bound in the message."},
@@ -120,7 +123,8 @@ type Error struct {
 	Retryable bool           `json:"retryable" doc:"The same request may succeed later."`
 	Details   map[string]any `json:"details,omitempty" doc:"Facts beside the message, such as partial output."`
 
-	cause error
+	beside map[string]any // members of the JSON beside those above
+	cause  error
 }
 
 // Errorf returns an error. The cause of a %w in the format is shown and can be unwrapped.
@@ -141,6 +145,29 @@ func (e *Error) With(key string, value any) *Error {
 	}
 	e.Details[key] = value
 	return e
+}
+
+// WithBeside is With that sends the fact beside the message, too, where published clients look for it.
+func (e *Error) WithBeside(key string, value any) *Error {
+	if e.beside == nil {
+		e.beside = map[string]any{}
+	}
+	e.beside[key] = value
+	return e.With(key, value)
+}
+
+// MarshalJSON implements json.Marshaler.
+func (e Error) MarshalJSON() ([]byte, error) {
+	type plain Error
+	data, err := json.Marshal(plain(e))
+	if err != nil || len(e.beside) == 0 {
+		return data, err
+	}
+	more, err := json.Marshal(e.beside)
+	if err != nil {
+		return nil, err
+	}
+	return append(append(data[:len(data)-1], ','), more[1:]...), nil
 }
 
 // Error returns the message.

@@ -11,6 +11,8 @@ type Sandbox struct {
 	DiskMB    int        `json:"disk_mb" doc:"Size of the root disk in MiB."`
 	DataDisks []DataDisk `json:"data_disks,omitempty" doc:"Disks beside the root disk, from its template."`
 
+	Volumes []SandboxVolume `json:"volumes,omitempty" doc:"Volumes that are attached to it."`
+
 	Status Status `json:"status" enum:"creating,running,paused,hibernating,hibernated,waking,stopping,deleted,failed"`
 
 	GuestIP      string            `json:"guest_ip" doc:"Reachable from the host the sandbox runs on."`

@@ -25,6 +25,9 @@ const (
 	Uploads      Kind = "upload_mib"
 	Templates    Kind = "templates"
 	Builds       Kind = "builds"
+	Volumes      Kind = "volumes"
+	VolumeSize   Kind = "volume_mib"
+	VolumeSnaps  Kind = "volume_snapshots"
 	EgressRate   Kind = "egress_mbit"
 	Connections  Kind = "connections"
 	ConnectRate  Kind = "new_connections_per_s"
@@ -65,6 +68,9 @@ var kinds = []kindInfo{
 	},
 	{Templates, "", 1, "delete templates", "Templates that were built.", countTemplates},
 	{Builds, "", 1, "wait, or cancel builds", "Builds that have not ended.", countBuilds},
+	{Volumes, "", 1, "delete volumes", "Volumes.", countVolumes},
+	{VolumeSize, "MiB", MiB, "delete volumes", "Sizes of volumes.", countVolumeBytes},
+	{VolumeSnaps, "", 1, "delete snapshots of volumes", "Snapshots of volumes.", countVolumeSnapshots},
 	{EgressRate, "Mbit/s", 1, "", "What each sandbox may send.", nil},
 	{Connections, "", 1, "", "Connections that each sandbox may have opened at once.", nil},
 	{ConnectRate, "per second", 1, "", "Connections that each sandbox may open.", nil},
@@ -144,6 +150,20 @@ func countBuilds(ctx context.Context, tx *store.Tx, workspace string) (int64, er
 	return tx.CountBuilds(ctx, workspace, store.UnendedBuildStates)
 }
 
+func countVolumes(ctx context.Context, tx *store.Tx, workspace string) (int64, error) {
+	n, _, err := tx.VolumeSums(ctx, workspace)
+	return n, err
+}
+
+func countVolumeBytes(ctx context.Context, tx *store.Tx, workspace string) (int64, error) {
+	_, mib, err := tx.VolumeSums(ctx, workspace)
+	return mib * MiB, err
+}
+
+func countVolumeSnapshots(ctx context.Context, tx *store.Tx, workspace string) (int64, error) {
+	return tx.CountVolumeSnapshots(ctx, workspace)
+}
+
 // infoOf returns the line of a kind.
 func infoOf(kind Kind) (kindInfo, bool) {
 	for _, info := range kinds {
@@ -169,6 +189,7 @@ func Defaults(set config.Quota) map[Kind]int64 {
 		Sandboxes: int64(set.Sandboxes), VCPUs: int64(set.VCPUs), Memory: int64(set.MemoryMiB),
 		Disk: int64(set.DiskMiB), DiskUsed: int64(set.DiskUsedMiB),
 		Snapshots: int64(set.Snapshots), SnapshotSize: int64(set.SnapshotMiB),
+		Volumes: int64(set.Volumes), VolumeSize: int64(set.VolumeMiB), VolumeSnaps: int64(set.VolumeSnapshots),
 		Uploads: int64(set.UploadMiB), Templates: int64(set.Templates), Builds: int64(set.Builds),
 		EgressRate: int64(set.EgressMbit), Connections: int64(set.Connections), ConnectRate: int64(set.NewConnections),
 	}

@@ -28,6 +28,7 @@ type Sandbox struct {
 	DiskMiB    int    `bun:"disk_mib"`
 	DataDisks  string `bun:"data_disks"` // JSON: disks beside the root disk; "": none
 	DiskBytes  int64  `bun:"disk_bytes"` // that its disks take, as its host measured last
+	Volumes    string `bun:"volumes"`    // JSON: those that it has; "": none
 	GuestIP    string `bun:"guest_ip"`
 	Tap        string `bun:"tap"`
 	MAC        string `bun:"mac"`

@@ -38,6 +38,7 @@ type Node struct {
 	Limits      Limits      `yaml:"limits"`
 	Sandbox     Sandbox     `yaml:"sandbox"`
 	Quota       Quota       `yaml:"quota"`
+	Volume      Volume      `yaml:"volume"`
 	ObjectStore ObjectStore `yaml:"object_store"`
 	Templates   Templates   `yaml:"templates"`
 	Build       Build       `yaml:"build"`
@@ -153,6 +154,15 @@ type Sandbox struct {
 	WarmMonitors       int           `yaml:"warm_monitors" was:"sandbox.spares" default:"2"`
 }
 
+// Volume configures volumes.
+type Volume struct {
+	SizeMiB          int           `yaml:"size_mib" default:"256"`
+	Oversubscription int           `yaml:"oversubscription_percent" default:"300"`
+	HelperTemplate   string        `yaml:"helper_template" default:"mini"`
+	HelperIdle       time.Duration `yaml:"helper_idle" default:"30s"`
+	Helpers          int           `yaml:"helpers" default:"2"`
+}
+
 // Quota holds the quotas of workspaces that have none of their own; 0 is unlimited.
 type Quota struct {
 	Sandboxes   int `yaml:"sandboxes" was:"sandbox.max" default:"1000"`
@@ -165,6 +175,11 @@ type Quota struct {
 	UploadMiB   int `yaml:"upload_mib" default:"40960"`
 	Templates   int `yaml:"templates" default:"500"`
 	Builds      int `yaml:"builds" was:"build.queue_limit" default:"20"`
+	Volumes     int `yaml:"volumes" default:"1000"`
+	VolumeMiB   int `yaml:"volume_mib" default:"0"`
+
+	VolumeSnapshots int `yaml:"volume_snapshots" default:"1000"`
+
 	EgressMbit  int `yaml:"egress_mbit" default:"0"`
 
 	Connections    int `yaml:"connections" default:"0"`

@@ -128,6 +128,13 @@ var settingDocs = map[string]string{
 	"sandbox.warm_monitors": "Monitors started in advance without a guest, one for each recently used template. " +
 		"Each takes about 15 MiB; 0 is none.",
 
+	"volume.size_mib": "Size of a volume whose creator names none, as all of E2B's do.",
+	"volume.oversubscription_percent": "Sum of the sizes of all volumes, in percent of the data directory's file " +
+		"system without capacity.disk_reserve_mib. Volumes take space only for what is written to them; 0 is no bound.",
+	"volume.helper_template": "Template of the hidden machines through which files of volumes are read and written " +
+		"while no sandbox has them. It needs sh, tar, chown and chmod. No file system of a volume is read on the host.",
+	"volume.helper_idle": "Time without use after which such a machine ends.",
+	"volume.helpers":     "Such machines that a workspace may have at once.",
 	"quota.sandboxes": "Sandboxes that a workspace may have, in any state. This and the other quotas are for " +
 		"workspaces without their own ('pandastack workspace quota'); 0 is unlimited.",
 	"quota.vcpus": "Processors that the sandboxes of a workspace may have together while they are not hibernated; " +
@@ -146,6 +153,10 @@ var settingDocs = map[string]string{
 		"builds are downloading; 0 is unlimited.",
 	"quota.templates": "Templates that a workspace may have built; 0 is unlimited.",
 	"quota.builds":    "Builds of a workspace that may wait or run; 0 is unlimited.",
+	"quota.volumes": "Volumes that a workspace may have; 0 is unlimited.",
+	"quota.volume_mib": "Sum of the sizes of a workspace's volumes. They take space only for what is written to them; " +
+		"0 is unlimited.",
+	"quota.volume_snapshots": "Snapshots of volumes that a workspace may have; 0 is unlimited.",
 	"quota.egress_mbit": "Mbit a second that each sandbox of a workspace may send, unless limits.network_out_mbit is " +
 		"lower; 0 is unlimited.",
 	"quota.connections": "Connections that each sandbox of a workspace may have opened at once, unless " +

@@ -82,6 +82,7 @@ func (n *Node) Validate() error {
 		bad("sandbox.ttl", "%v is negative; use 0s for never", n.Sandbox.TTL)
 	}
 	n.validateQuota(bad)
+	n.validateVolume(bad, atLeast)
 	n.validateTimes(bad)
 	n.validateObjects(bad, atLeast)
 	if n.Lifecycle.ShutdownTimeout <= 0 {
@@ -109,6 +110,24 @@ func (n *Node) validateTimes(bad func(string, string, ...any)) {
 			n.Sandbox.TombstoneRetention,
 			minTombstoneRetention,
 		)
+	}
+}
+
+// maxVolumeMiB is the largest volume.
+const maxVolumeMiB = 64 << 10
+
+func (n *Node) validateVolume(bad func(string, string, ...any), atLeast func(string, int, int)) {
+	v := n.Volume
+	if v.SizeMiB < 1 || v.SizeMiB > maxVolumeMiB {
+		bad("volume.size_mib", "%d is not from 1 to %d", v.SizeMiB, maxVolumeMiB)
+	}
+	atLeast("volume.oversubscription_percent", v.Oversubscription, 0)
+	atLeast("volume.helpers", v.Helpers, 1)
+	if v.HelperIdle < 0 {
+		bad("volume.helper_idle", "%v is negative; use 0s to end a machine after each use", v.HelperIdle)
+	}
+	if v.HelperTemplate == "" {
+		bad("volume.helper_template", "is empty; use mini")
 	}
 }
 
