@@ -106,6 +106,8 @@ const (
 	EventForked         = "sandbox.forked"
 	EventSnapshot       = "sandbox.snapshot"
 	EventNetwork        = "sandbox.network" // its network policy was changed
+	EventVolumeAttached = "sandbox.volume_attached"
+	EventVolumeDetached = "sandbox.volume_detached"
 	EventDeleted        = "sandbox.deleted"
 	EventFailed         = "sandbox.failed"
 	EventForkTree       = "fork_tree.completed"

@@ -14,6 +14,7 @@ import (
 	"github.com/pandastack/pandastack/internal/control/auth"
 	"github.com/pandastack/pandastack/internal/control/sandbox/hosterror"
 	"github.com/pandastack/pandastack/internal/control/store"
+	"github.com/pandastack/pandastack/internal/control/volume/lease"
 )
 
 // Create makes a sandbox and returns it once it runs. With an idempotency key, the same request returns the
@@ -132,7 +133,12 @@ func (s *Service) createNew(
 		return api.Sandbox{}, err
 	}
 	defer release()
-	if err := s.insert(ctx, &r, hash); err != nil {
+	if s.volumes != nil && len(req.Volumes) > 0 {
+		if err := s.volumes.Yield(ctx, p.Workspace, req.Volumes); err != nil {
+			return api.Sandbox{}, err
+		}
+	}
+	if ask.Volumes, err = s.insert(ctx, &r, hash, req.Volumes); err != nil {
 		return api.Sandbox{}, err
 	}
 	s.refreshCapacity(ctx)
@@ -146,10 +152,19 @@ func (s *Service) createNew(
 	return s.view(&r), nil
 }
 
-// insert writes the record of a sandbox that is about to be created, and its idempotency key if it has one.
-func (s *Service) insert(ctx context.Context, r *record, hash string) error {
-	return s.db.Write(ctx, "create begin", func(ctx context.Context, tx *store.Tx) error {
+// insert writes the record of a sandbox that is about to be created, its idempotency key if it has one, and the leases
+// of its volumes. It returns the volumes to ask the host for.
+func (s *Service) insert(
+	ctx context.Context,
+	r *record,
+	hash string,
+	mounts []api.VolumeMount,
+) (ask []hostapi.VolumeAttachment, err error) {
+	err = s.db.Write(ctx, "create begin", func(ctx context.Context, tx *store.Tx) (err error) {
 		if err := s.quotas.Admit(ctx, tx, r.Workspace, usesOf(r)...); err != nil {
+			return err
+		}
+		if ask, r.Volumes, err = lease.Attach(ctx, tx, r.Workspace, r.ID, "", mounts); err != nil {
 			return err
 		}
 		if hash != "" {
@@ -167,6 +182,7 @@ func (s *Service) insert(ctx context.Context, r *record, hash string) error {
 		return s.appendEvents(ctx, tx, r,
 			newEvent{api.EventCreated, map[string]any{"template": r.Template, "from_snapshot": r.Snapshot}})
 	})
+	return ask, err
 }
 
 // createError translates why a machine could not be made.
@@ -186,6 +202,9 @@ func (s *Service) markRunning(ctx context.Context, r *record, m hostapi.Machine)
 	s.activity.Touch(string(r.ID))
 	ctx, cancel := detached(ctx)
 	defer cancel()
+	if err := s.applyVolumes(ctx, r, m); err != nil {
+		return err
+	}
 	return s.setState(ctx, "create end", r, api.Running, newEvent{api.EventRunning,
 		map[string]any{"boot_mode": r.BootMode, "boot_ms": r.Boot.Milliseconds()}})
 }

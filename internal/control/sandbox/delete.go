@@ -10,6 +10,7 @@ import (
 	"github.com/pandastack/pandastack/internal/control/auth"
 	"github.com/pandastack/pandastack/internal/control/sandbox/hosterror"
 	"github.com/pandastack/pandastack/internal/control/store"
+	"github.com/pandastack/pandastack/internal/control/volume/lease"
 )
 
 // Delete ends a sandbox in any state and interrupts an operation on it. Deleting a sandbox that has ended is
@@ -103,6 +104,9 @@ func (s *Service) finishDelete(ctx context.Context, r *record, message string, c
 	}
 	err := s.db.Write(ctx, "delete end", func(ctx context.Context, tx *store.Tx) error {
 		if err := tx.DeleteSandbox(ctx, string(r.ID)); err != nil {
+			return err
+		}
+		if err := lease.Release(ctx, tx, r.ID); err != nil {
 			return err
 		}
 		if r.EndReason == EndedCreateFailed && r.IdempotencyKey != "" { // the next call with the key tries again

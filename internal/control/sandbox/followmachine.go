@@ -10,6 +10,7 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
 	"github.com/pandastack/pandastack/internal/control/sandbox/hosterror"
 	"github.com/pandastack/pandastack/internal/control/store"
+	"github.com/pandastack/pandastack/internal/control/volume/lease"
 )
 
 // statusOf returns the state of a sandbox whose machine is in state.
@@ -73,11 +74,17 @@ func (s *Service) followMachine(ctx context.Context, r *record, said hostapi.Eve
 		return err
 	}
 	to := statusOf(m.State)
-	if to == api.Creating || to == r.State && m.PauseReason == r.PauseReason {
+	if to == api.Creating || to == r.State && m.PauseReason == r.PauseReason && lease.Same(r.Volumes, m.Volumes) {
 		return nil
 	}
 	from, why := r.State, r.PauseReason
 	r.applyMachine(m)
+	if err := s.applyVolumes(ctx, r, m); err != nil {
+		return err
+	}
+	if to == from && why == r.PauseReason {
+		return s.setState(ctx, "settle", r, to)
+	}
 	var events []newEvent
 	switch to {
 	case api.Failed:
@@ -138,7 +145,7 @@ func reasonPayload(why hostapi.PauseReason) map[string]any {
 // differs reports whether a sandbox and its machine disagree about the state or the settings.
 func differs(r *record, m hostapi.Machine) bool {
 	return r.State != statusOf(m.State) || r.PauseReason != m.PauseReason ||
-		r.Persistent != m.Persistent || !m.Egress.Equal(r.egress())
+		r.Persistent != m.Persistent || !lease.Same(r.Volumes, m.Volumes) || !m.Egress.Equal(r.egress())
 }
 
 // applySettings puts the settings of the record in force on its machine, where they differ.

@@ -27,6 +27,7 @@ type record struct {
 	MemoryMiB int
 	DiskMiB   int
 	DataDisks []api.DataDisk
+	Volumes   []api.SandboxVolume
 	DiskBytes int64 // that its disks take, as measured last
 	Limits    hostapi.Limits
 	Network   api.Network
@@ -87,6 +88,7 @@ func newRecord(row *store.Sandbox) record {
 		EndReason: Reason(row.EndReason), EndBy: row.EndBy, IdempotencyKey: row.Idempotency,
 	}
 	decodeHint(row.DataDisks, &r.DataDisks)
+	decodeHint(row.Volumes, &r.Volumes)
 	decodeHint(row.Phases, &r.Phases)
 	return r
 }
@@ -115,6 +117,9 @@ func (r *record) row() *store.Sandbox {
 	}
 	if len(r.DataDisks) > 0 {
 		row.DataDisks = encodeJSON(r.DataDisks)
+	}
+	if len(r.Volumes) > 0 {
+		row.Volumes = encodeJSON(r.Volumes)
 	}
 	if len(r.Phases) > 0 {
 		row.Phases = encodeJSON(r.Phases)

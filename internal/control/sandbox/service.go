@@ -59,12 +59,19 @@ type Templates interface {
 	Resolve(ctx context.Context, p auth.Principal, name string) (api.Template, error)
 }
 
-// Deps are the components that a Service works with. All but Quotas, Budgets and Observe are required.
+// Volumes makes volumes free for a sandbox that is about to be created; *helper.Helpers does.
+type Volumes interface {
+	// Yield ends uses of volumes that wait for more work. A volume that is in use stays so.
+	Yield(ctx context.Context, workspace api.Workspace, volumes []api.VolumeMount) error
+}
+
+// Deps are the components that a Service works with. All but Quotas, Volumes, Budgets and Observe are required.
 type Deps struct {
 	Store     *store.DB
 	Host      hostapi.Host
 	Templates Templates
 	Quotas    *quota.Quotas // nil: the default quotas
+	Volumes   Volumes       // nil: nothing but sandboxes uses volumes
 	Log       *slog.Logger
 	Budgets   activity.Budgets // of everything that is open to guests; zero: there are no bounds
 	// Observe is called at the end of every verb with its name, its error code ("" for success) and its
@@ -80,6 +87,7 @@ type Service struct {
 	guests    *guestdial.Dialer
 	templates Templates
 	quotas    *quota.Quotas
+	volumes   Volumes
 	log       *slog.Logger
 	observe   func(verb string, code api.Code, took time.Duration)
 	instance  string // this process, as the owner of operations
@@ -107,7 +115,7 @@ func New(cfg Config, deps Deps) (*Service, error) {
 		return nil, errors.New("sandbox: the intervals, MaxFork and MaxEvents must be above zero: start from Defaults")
 	}
 	s := &Service{cfg: cfg, db: deps.Store, host: deps.Host, guests: guestdial.New(deps.Host),
-		templates: deps.Templates, quotas: deps.Quotas, log: deps.Log, observe: deps.Observe,
+		templates: deps.Templates, quotas: deps.Quotas, volumes: deps.Volumes, log: deps.Log, observe: deps.Observe,
 		instance: strings.ToLower(rand.Text()), budgets: deps.Budgets,
 		events: eventlog.Log{DB: deps.Store, Keep: cfg.MaxEvents}}
 	if s.quotas == nil {

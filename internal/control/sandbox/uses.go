@@ -25,5 +25,8 @@ func largestSnapshot(r *record) int64 {
 	for _, d := range r.DataDisks {
 		size += int64(d.SizeMB) * quota.MiB
 	}
+	for _, v := range r.Volumes {
+		size += int64(v.SizeMB) * quota.MiB
+	}
 	return size
 }

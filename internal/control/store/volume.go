@@ -69,6 +69,13 @@ func (t *Tx) VolumeByName(ctx context.Context, workspace, name string) (Volume, 
 	return v, notFound(err, "volume", name)
 }
 
+// VolumeByDisk reads the row of a volume by its id on the host.
+func (t *Tx) VolumeByDisk(ctx context.Context, disk string) (Volume, error) {
+	var v Volume
+	err := t.db.NewSelect().Model(&v).Where("disk = ?", disk).Scan(ctx)
+	return v, notFound(err, "volume", disk)
+}
+
 // VolumeQuery selects volumes. Zero fields select everything.
 type VolumeQuery struct {
 	Workspace string
@@ -119,13 +126,6 @@ func (t *Tx) AcquireVolume(ctx context.Context, id, holder, instance string, at 
 		return Volume{}, err
 	}
 	return t.Volume(ctx, id)
-}
-
-// ReleaseVolumes takes all volumes from a holder.
-func (t *Tx) ReleaseVolumes(ctx context.Context, holder string, at int64) error {
-	_, err := t.db.NewUpdate().Model((*Volume)(nil)).
-		Set("holder = ''").Set("instance = ''").Set("written = ?", at).Where("holder = ?", holder).Exec(ctx)
-	return err
 }
 
 // DeleteVolume removes a row that is being deleted or created. A missing row is no error.

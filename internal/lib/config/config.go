@@ -180,7 +180,7 @@ type Quota struct {
 
 	VolumeSnapshots int `yaml:"volume_snapshots" default:"1000"`
 
-	EgressMbit  int `yaml:"egress_mbit" default:"0"`
+	EgressMbit int `yaml:"egress_mbit" default:"0"`
 
 	Connections    int `yaml:"connections" default:"0"`
 	NewConnections int `yaml:"new_connections_per_s" default:"0"`

@@ -153,7 +153,7 @@ var settingDocs = map[string]string{
 		"builds are downloading; 0 is unlimited.",
 	"quota.templates": "Templates that a workspace may have built; 0 is unlimited.",
 	"quota.builds":    "Builds of a workspace that may wait or run; 0 is unlimited.",
-	"quota.volumes": "Volumes that a workspace may have; 0 is unlimited.",
+	"quota.volumes":   "Volumes that a workspace may have; 0 is unlimited.",
 	"quota.volume_mib": "Sum of the sizes of a workspace's volumes. They take space only for what is written to them; " +
 		"0 is unlimited.",
 	"quota.volume_snapshots": "Snapshots of volumes that a workspace may have; 0 is unlimited.",

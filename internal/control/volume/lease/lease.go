@@ -13,6 +13,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/pandastack/pandastack/api"
@@ -139,6 +140,12 @@ func Give(ctx context.Context, tx *store.Tx, v store.Volume) error {
 		"holder", "instance", "written", "next_disk", "backup_due")
 }
 
+// Undo is Give for a holder that has written nothing.
+func Undo(ctx context.Context, tx *store.Tx, v store.Volume) error {
+	v.Holder, v.Instance, v.NextDisk = "", "", ""
+	return tx.UpdateVolume(ctx, &v, store.VolumeReady, v.Fence, "holder", "instance", "next_disk")
+}
+
 // Policy returns the policy for backups of a volume; nil if it has none.
 func Policy(v store.Volume) *api.BackupPolicy {
 	var p api.BackupPolicy
@@ -148,23 +155,35 @@ func Policy(v store.Volume) *api.BackupPolicy {
 	return &p
 }
 
-// Volumes returns what a machine has, with the names that the rows before, or the store, have for the disks.
-func Volumes(
+// Names returns what a machine has, with the ids and names that known has for the mount points, or the store for the
+// disks.
+func Names(
 	ctx context.Context,
 	tx *store.Tx,
 	machine []hostapi.AttachedVolume,
 	known []api.SandboxVolume,
-) []api.SandboxVolume {
+) ([]api.SandboxVolume, error) {
 	var all []api.SandboxVolume
 	for _, a := range machine {
-		has := api.SandboxVolume{MountPath: a.Mount, ReadOnly: a.ReadOnly, Private: a.Private && !a.ReadOnly,
-			SizeMB: a.SizeMiB}
-		for _, k := range known {
-			if k.MountPath == a.Mount {
-				has.ID, has.Name = k.ID, k.Name
-			}
+		has := api.SandboxVolume{ID: api.VolumeID(a.Volume), MountPath: a.Mount, ReadOnly: a.ReadOnly,
+			Private: a.Private && !a.ReadOnly, SizeMB: a.SizeMiB}
+		i := slices.IndexFunc(known, func(k api.SandboxVolume) bool { return k.MountPath == a.Mount && k.Name != "" })
+		if i >= 0 {
+			has.ID, has.Name = known[i].ID, known[i].Name
+		} else if v, err := tx.VolumeByDisk(ctx, string(a.Volume)); err == nil {
+			has.ID, has.Name = api.VolumeID(v.ID), v.Name
+		} else if !errors.Is(err, store.ErrNotFound) {
+			return nil, err
 		}
 		all = append(all, has)
 	}
-	return all
+	return all, nil
+}
+
+// Same reports whether a sandbox is known to have what its machine has.
+func Same(known []api.SandboxVolume, machine []hostapi.AttachedVolume) bool {
+	return slices.EqualFunc(known, machine, func(k api.SandboxVolume, a hostapi.AttachedVolume) bool {
+		return k.MountPath == a.Mount && k.SizeMB == a.SizeMiB && k.ReadOnly == a.ReadOnly &&
+			k.Private == (a.Private && !a.ReadOnly)
+	})
 }
