@@ -26,6 +26,8 @@ import (
 	"github.com/pandastack/pandastack/internal/control/sandbox"
 	"github.com/pandastack/pandastack/internal/control/store"
 	"github.com/pandastack/pandastack/internal/control/template"
+	"github.com/pandastack/pandastack/internal/control/volume"
+	"github.com/pandastack/pandastack/internal/control/volume/helper"
 	"github.com/pandastack/pandastack/internal/control/workspace"
 	"github.com/pandastack/pandastack/internal/ingress/access"
 	"github.com/pandastack/pandastack/internal/ingress/bodyrate"
@@ -74,14 +76,26 @@ func (n *node) control(ctx context.Context, host hostapi.Host) (handler http.Han
 	set := n.Config.Sandbox
 	cfg.DefaultTemplate, cfg.DefaultTTL = set.Template, set.TTL
 	cfg.IdleHibernate, cfg.TombstoneRetention = set.IdleHibernate, set.TombstoneRetention
+	helpers, err := n.helpers(db, host)
+	if err != nil {
+		return nil, "", err
+	}
 	boxes, err := sandbox.New(cfg, sandbox.Deps{
-		Store: db, Host: host, Templates: templates, Quotas: quotas, Observe: observe, Log: n.Log,
+		Store: db, Host: host, Templates: templates, Quotas: quotas, Volumes: helpers, Observe: observe, Log: n.Log,
 		Budgets: n.shares.guests(),
 	})
 	if err != nil {
 		return nil, "", err
 	}
 	jobs, err := job.New(job.Config{Exclusive: !db.Shared()}, db, n.Log)
+	if err != nil {
+		return nil, "", err
+	}
+	volumes, err := volume.New(volume.Config{
+		SizeMiB: n.Config.Volume.SizeMiB, Oversubscription: n.Config.Volume.Oversubscription,
+	}, volume.Deps{
+		Store: db, Host: host, Sandboxes: boxes, Helpers: helpers, Jobs: jobs, Quotas: quotas, Log: n.Log,
+	})
 	if err != nil {
 		return nil, "", err
 	}
@@ -115,7 +129,7 @@ func (n *node) control(ctx context.Context, host hostapi.Host) (handler http.Han
 	}
 	past := metricshistory.New(boxes)
 	handler, err = n.handler(services{
-		boxes, templates, builds, workspaces, workspace.Keys{Keys: keys, Quotas: quotas}, previews,
+		boxes, volumes, templates, builds, workspaces, workspace.Keys{Keys: keys, Quotas: quotas}, previews,
 		log, past, registry, secret,
 	})
 	if err != nil {
@@ -132,15 +146,26 @@ func (n *node) control(ctx context.Context, host hostapi.Host) (handler http.Han
 	n.run(ctx, "audit log", log.Run)
 	n.run(ctx, "keys", keys.Run)
 	n.run(ctx, "sandboxes", boxes.Run)
+	n.run(ctx, "files of volumes", helpers.Run)
+	n.run(ctx, "volumes", volumes.Run)
 	n.run(ctx, "jobs", jobs.Run)
 	n.run(ctx, "builds", builds.Run)
 	n.run(ctx, "history", past.Run)
 	return handler, first, nil
 }
 
+// helpers creates the hidden machines through which files of volumes are used.
+func (n *node) helpers(db *store.DB, host hostapi.Host) (*helper.Helpers, error) {
+	set := n.Config.Volume
+	return helper.New(helper.Config{
+		Template: hostapi.TemplateName(set.HelperTemplate), Idle: set.HelperIdle, PerWorkspace: set.Helpers,
+	}, db, host, n.Log)
+}
+
 // services are the parts of the control plane that the APIs use.
 type services struct {
 	sandboxes  *sandbox.Service
+	volumes    *volume.Service
 	templates  *template.Service
 	builds     *build.Service
 	workspaces *workspace.Service
@@ -204,6 +229,7 @@ func (n *node) handler(f services) (http.Handler, error) {
 		},
 		httpapi.Deps{
 			Sandboxes:    f.sandboxes,
+			Volumes:      f.volumes,
 			Templates:    f.templates,
 			Builds:       f.builds,
 			Workspaces:   f.workspaces,

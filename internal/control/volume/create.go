@@ -187,7 +187,20 @@ func (s *Service) makeDisk(
 func (s *Service) abortCreate(ctx context.Context, v store.Volume, why error) error {
 	ctx, cancel := detached(ctx)
 	defer cancel()
-	if err := s.remove(ctx, v); err != nil {
+	// A commit whose outcome is not known may have made it ready.
+	err := s.db.Write(ctx, "volume create abort", func(ctx context.Context, tx *store.Tx) error {
+		row, err := tx.Volume(ctx, v.ID)
+		if err != nil {
+			return err
+		}
+		was := row.State
+		row.State = store.VolumeDeleting
+		return tx.UpdateVolume(ctx, &row, was, 0, "state")
+	})
+	if err == nil {
+		err = s.remove(ctx, v)
+	}
+	if err != nil {
 		s.log.Warn("removing a volume that could not be made failed; it is tried again", "volume", v.ID, "err", err)
 	}
 	return api.AsError(why)

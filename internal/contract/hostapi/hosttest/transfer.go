@@ -20,12 +20,17 @@ type Objects struct {
 // ShareObjects gives hosts one object store. Without one, transfers are ErrUnsupported.
 func ShareObjects(hosts ...*Host) *Objects {
 	o := &Objects{snapshots: map[string]snapshot{}, backups: map[string]backup{}}
+	o.Share(hosts...)
+	return o
+}
+
+// Share gives more hosts the object store.
+func (o *Objects) Share(hosts ...*Host) {
 	for _, h := range hosts {
 		h.mu.Lock()
 		h.objects = o
 		h.mu.Unlock()
 	}
-	return o
 }
 
 // withObjects runs an operation on a host that has an object store, with both locked.
