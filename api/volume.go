@@ -16,7 +16,7 @@ const (
 	MaxKept         = 1000
 )
 
-// VolumeDir is the directory below which volumes are mounted under their names, unless a request says where.
+// VolumeDir is where volumes are mounted under their names, unless a request says where.
 const VolumeDir = "/mnt/"
 
 // Ids of volumes and what belongs to them.
@@ -59,7 +59,7 @@ type Volume struct {
 	Fence      int64     `json:"fence" doc:"Number of its writers so far."`
 
 	WrittenAt *time.Time    `json:"written_at,omitempty" doc:"When its last writer was detached."`
-	Dirty     bool          `json:"dirty,omitempty" doc:"Its last writer ended without unmounting it: the next checks it."`
+	Dirty     bool          `json:"dirty,omitempty" doc:"Its last writer ended without unmounting it."`
 	Check     *VolumeCheck  `json:"check,omitempty" doc:"Of its last attachment after a crash."`
 	Backup    *BackupStatus `json:"backup,omitempty" doc:"Backups in the object store; absent: none, and no policy."`
 }
@@ -262,7 +262,7 @@ type VolumeBackup struct {
 	Moment     time.Time `json:"moment" doc:"Whose content it has."`
 	SizeMB     int       `json:"size_mb" doc:"Of the volume."`
 
-	StoredBytes   int64  `json:"stored_bytes" doc:"That it uses in the object store, including those shared with others."`
+	StoredBytes   int64  `json:"stored_bytes" doc:"That it uses in the object store."`
 	UploadedBytes int64  `json:"uploaded_bytes,omitempty" doc:"That were sent for it."`
 	Error         string `json:"error,omitempty" doc:"Of one that failed."`
 	Elsewhere     bool   `json:"elsewhere,omitempty" doc:"Another node made it; this one found it in the object store."`
@@ -281,7 +281,7 @@ type SandboxVolume struct {
 // VolumeMount names a volume to attach.
 type VolumeMount struct {
 	Name      string `json:"name" doc:"Name or id of the volume."`
-	ReadOnly  bool   `json:"read_only,omitempty" doc:"Attach a private copy as of this moment, which cannot be written."`
+	ReadOnly  bool   `json:"read_only,omitempty" doc:"Attach a private copy as of this moment."`
 	MountPath string `json:"mount_path,omitempty" doc:"Absolute; /mnt/ and the name if absent."`
 
 	// Disk attaches the volume in place of the template's data disk of that name; only for services of this server.
@@ -300,7 +300,8 @@ func (m *VolumeMount) validate(prefix string) error {
 	}
 	switch p := m.MountPath; {
 	case p == "":
-	case !strings.HasPrefix(p, "/") || path.Clean(p) != p || p == "/" || len(p) > 255 || strings.ContainsAny(p, "\x00\n"):
+	case !strings.HasPrefix(p, "/") || path.Clean(p) != p || p == "/" || len(p) > 255 ||
+		strings.ContainsAny(p, "\x00\n"):
 		return invalid(prefix+"mount_path",
 			"%s is not an absolute path of a directory without . and .. , such as /data", quote(p))
 	case reservedMount(p):

@@ -47,6 +47,10 @@ var wantByState = map[string][4]string{
 	"GET util":                       {"ok", "ok", "ok", "not_found"},
 	"PATCH lifecycle":                {"ok", "ok", "ok", "not_found"},
 	"PATCH proxy/{port}/{path}":      {"wrong_state", "unreachable", "wrong_state", "not_found"},
+	// A Platform has no volumes.
+	"DELETE volumes/{volume}":       {"unsupported", "unsupported", "unsupported", "not_found"},
+	"POST volumes":                  {"invalid", "invalid", "invalid", "invalid"},
+	"POST volumes/{volume}/promote": {"invalid", "invalid", "invalid", "invalid"},
 	// A Platform has no build service.
 	"POST bake-image":                  {"unsupported", "unsupported", "unsupported", "not_found"},
 	"POST exec":                        {"wrong_state", "ok", "wrong_state", "not_found"},

@@ -72,15 +72,11 @@ func (n *node) control(ctx context.Context, host hostapi.Host) (handler http.Han
 	if err != nil {
 		return nil, "", err
 	}
-	cfg := sandbox.Defaults()
-	set := n.Config.Sandbox
-	cfg.DefaultTemplate, cfg.DefaultTTL = set.Template, set.TTL
-	cfg.IdleHibernate, cfg.TombstoneRetention = set.IdleHibernate, set.TombstoneRetention
 	helpers, err := n.helpers(db, host)
 	if err != nil {
 		return nil, "", err
 	}
-	boxes, err := sandbox.New(cfg, sandbox.Deps{
+	boxes, err := sandbox.New(n.sandboxConfig(), sandbox.Deps{
 		Store: db, Host: host, Templates: templates, Quotas: quotas, Volumes: helpers, Observe: observe, Log: n.Log,
 		Budgets: n.shares.guests(),
 	})
@@ -91,9 +87,7 @@ func (n *node) control(ctx context.Context, host hostapi.Host) (handler http.Han
 	if err != nil {
 		return nil, "", err
 	}
-	volumes, err := volume.New(volume.Config{
-		SizeMiB: n.Config.Volume.SizeMiB, Oversubscription: n.Config.Volume.Oversubscription,
-	}, volume.Deps{
+	volumes, err := n.volumes(volume.Deps{
 		Store: db, Host: host, Sandboxes: boxes, Helpers: helpers, Jobs: jobs, Quotas: quotas, Log: n.Log,
 	})
 	if err != nil {
@@ -111,20 +105,12 @@ func (n *node) control(ctx context.Context, host hostapi.Host) (handler http.Han
 	if err != nil {
 		return nil, "", err
 	}
-	log, err := audit.New(audit.Config{
-		Rate: n.Config.Audit.Rate, Retention: n.Config.Audit.Retention, MaxEntries: n.Config.Audit.MaxEntries,
-	}, db, n.Log)
+	log, err := n.auditLog(db, registry)
 	if err != nil {
 		return nil, "", err
 	}
 	previews, err := preview.New(db, n.Log)
 	if err != nil {
-		return nil, "", err
-	}
-	if err := registry.Register(prometheus.NewCounterFunc(prometheus.CounterOpts{
-		Name: "pandastack_audit_dropped_total",
-		Help: "Entries of the audit log that were dropped because there were too many.",
-	}, func() float64 { return float64(log.Dropped()) })); err != nil {
 		return nil, "", err
 	}
 	past := metricshistory.New(boxes)
@@ -152,6 +138,32 @@ func (n *node) control(ctx context.Context, host hostapi.Host) (handler http.Han
 	n.run(ctx, "builds", builds.Run)
 	n.run(ctx, "history", past.Run)
 	return handler, first, nil
+}
+
+// auditLog creates the audit log, with a metric of what it has dropped.
+func (n *node) auditLog(db *store.DB, registry *prometheus.Registry) (*audit.Log, error) {
+	set := n.Config.Audit
+	log, err := audit.New(audit.Config{Rate: set.Rate, Retention: set.Retention, MaxEntries: set.MaxEntries}, db, n.Log)
+	if err != nil {
+		return nil, err
+	}
+	return log, registry.Register(prometheus.NewCounterFunc(prometheus.CounterOpts{
+		Name: "pandastack_audit_dropped_total",
+		Help: "Entries of the audit log that were dropped because there were too many.",
+	}, func() float64 { return float64(log.Dropped()) }))
+}
+
+func (n *node) sandboxConfig() sandbox.Config {
+	cfg, set := sandbox.Defaults(), n.Config.Sandbox
+	cfg.DefaultTemplate, cfg.DefaultTTL = set.Template, set.TTL
+	cfg.IdleHibernate, cfg.TombstoneRetention = set.IdleHibernate, set.TombstoneRetention
+	return cfg
+}
+
+// volumes creates the service for volumes.
+func (n *node) volumes(deps volume.Deps) (*volume.Service, error) {
+	set := n.Config.Volume
+	return volume.New(volume.Config{SizeMiB: set.SizeMiB, Oversubscription: set.Oversubscription}, deps)
 }
 
 // helpers creates the hidden machines through which files of volumes are used.

@@ -10,6 +10,7 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
 	"github.com/pandastack/pandastack/internal/control/auth"
 	"github.com/pandastack/pandastack/internal/control/sandbox"
+	"github.com/pandastack/pandastack/internal/control/volume/lease"
 )
 
 // call is one verb on somebody's sandbox or snapshot.
@@ -161,6 +162,17 @@ var calls = []call{
 	{"RemovePort", func(w *fixture, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
 		return w.RemovePort(ctx, who, id, 80)
 	}},
+	{
+		"ChangeVolumes",
+		func(w *fixture, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
+			_, err := w.ChangeVolumes(ctx, who, id, lease.Change{Doing: "change",
+				Do: func(ctx context.Context, b api.Sandbox) (hostapi.Machine, []api.SandboxVolume, error) {
+					m, err := w.host.Get(ctx, hostapi.MachineID(b.ID))
+					return m, nil, err
+				}})
+			return err
+		},
+	},
 	{"Explain", func(w *fixture, ctx context.Context, who auth.Principal, id api.SandboxID, _ api.SnapshotID) error {
 		_, err := w.Explain(ctx, who, id)
 		return err

@@ -32,7 +32,8 @@ func (s *Service) view(r *record) api.Sandbox {
 	host := s.hostCapacity()
 	out := api.Sandbox{
 		ID: r.ID, Template: r.Template, CPU: r.VCPUs, MemoryMB: r.MemoryMiB, DiskMB: r.DiskMiB, DataDisks: r.DataDisks,
-		Volumes: r.Volumes, Status: r.State, GuestIP: r.GuestIP, HostTap: r.Tap, MAC: r.MAC, Metadata: visibleMetadata(r.Metadata),
+		Volumes: r.Volumes,
+		Status:  r.State, GuestIP: r.GuestIP, HostTap: r.Tap, MAC: r.MAC, Metadata: visibleMetadata(r.Metadata),
 		FromSnapshot: r.Snapshot, BootMS: milliseconds(r.Boot), BootMode: r.BootMode, CreatedAt: r.Created,
 		Workspace: r.Workspace, Persistent: r.Persistent, TTLSeconds: int64(r.TTL / time.Second),
 		IdleSeconds: int64(s.idle(r).Seconds()), ParentID: r.Parent, TreeID: r.Tree, User: r.User, Workdir: r.Workdir,

@@ -22,22 +22,14 @@ func (s *Service) applyVolumes(ctx context.Context, r *record, m hostapi.Machine
 	return err
 }
 
-// VolumeChange is a change of what volumes a sandbox has.
-type VolumeChange struct {
-	Doing   string // for errors
-	Event   string
-	Running bool // it needs a sandbox that runs; a hibernated one is woken
-	// Do makes the change on the host. known are the ids and names of volumes that it may add.
-	Do func(ctx context.Context, box api.Sandbox) (m hostapi.Machine, known []api.SandboxVolume, err error)
-}
-
-// ChangeVolumes makes a change under the lock of a sandbox, so that nothing else happens to its machine meanwhile, and
-// writes what the machine has then.
+// ChangeVolumes makes a change under the lock of a sandbox and writes what its machine has then.
+//
+// Nothing else happens to the machine meanwhile.
 func (s *Service) ChangeVolumes(
 	ctx context.Context,
 	p auth.Principal,
 	id api.SandboxID,
-	change VolumeChange,
+	change lease.Change,
 ) (_ api.Sandbox, err error) {
 	defer s.finishVerb(change.Doing, time.Now(), &err)
 	take := s.lock

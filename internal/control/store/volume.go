@@ -108,16 +108,18 @@ func (t *Tx) Volumes(ctx context.Context, q VolumeQuery) ([]Volume, error) {
 	return rows, err
 }
 
-// UpdateVolume writes the named columns of a row that is in state was and has the fence given; ErrNotFound if it is not
-// or has not.
+// UpdateVolume writes the named columns of a row that is in state was and has the fence given.
+//
+// ErrNotFound if it is not or has not.
 func (t *Tx) UpdateVolume(ctx context.Context, v *Volume, was string, fence int64, columns ...string) error {
 	res, err := t.db.NewUpdate().Model(v).WherePK().Where("state = ?", was).Where("fence = ?", fence).
 		Column(columns...).Exec(ctx)
 	return changed(res, err, "volume", v.ID)
 }
 
-// AcquireVolume makes a holder the writer of a volume that is ready and has none, and returns its new row. ErrNotFound:
-// the volume is not ready, or has a holder.
+// AcquireVolume makes a holder the writer of a volume and returns its new row.
+//
+// ErrNotFound: the volume is not ready, or has a holder.
 func (t *Tx) AcquireVolume(ctx context.Context, id, holder, instance string, at int64) (Volume, error) {
 	res, err := t.db.NewUpdate().Model((*Volume)(nil)).
 		Set("holder = ?", holder).Set("instance = ?", instance).Set("held = ?", at).Set("fence = fence + 1").

@@ -9,7 +9,6 @@ import (
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
 	"github.com/pandastack/pandastack/internal/control/auth"
-	"github.com/pandastack/pandastack/internal/control/sandbox"
 	"github.com/pandastack/pandastack/internal/control/store"
 	"github.com/pandastack/pandastack/internal/control/volume/lease"
 )
@@ -35,7 +34,7 @@ func (s *Service) Attach(
 	if err := s.helpers.Yield(ctx, p.Workspace, []api.VolumeMount{mount}); err != nil {
 		return api.Sandbox{}, api.AsError(err)
 	}
-	got, err := s.boxes.ChangeVolumes(ctx, p, box, sandbox.VolumeChange{
+	got, err := s.boxes.ChangeVolumes(ctx, p, box, lease.Change{
 		Doing: "attach a volume to", Event: api.EventVolumeAttached, Running: true,
 		Do: func(ctx context.Context, b api.Sandbox) (hostapi.Machine, []api.SandboxVolume, error) {
 			return s.attach(ctx, p, b, v, mount)
@@ -100,7 +99,7 @@ func (s *Service) Detach(
 		return api.Sandbox{}, err
 	}
 	var id string
-	got, err := s.boxes.ChangeVolumes(ctx, p, box, sandbox.VolumeChange{
+	got, err := s.boxes.ChangeVolumes(ctx, p, box, lease.Change{
 		Doing: "detach a volume from", Event: api.EventVolumeDetached,
 		Do: func(ctx context.Context, b api.Sandbox) (hostapi.Machine, []api.SandboxVolume, error) {
 			has, err := volumeOf(b, name)
@@ -178,11 +177,11 @@ func (s *Service) detach(
 	m, err := s.host.DetachVolume(ctx, hostapi.MachineID(box.ID), disk, force)
 	switch {
 	case errors.Is(err, hostapi.ErrInUse):
-		err = api.Wrap(api.VolumeInUse, err, fmt.Sprintf("programs of sandbox %s use volume %s: end them, or detach it "+
-			"with force", box.ID, has.Name)).With("sandbox_id", box.ID).With("volume", has.Name)
+		err = api.Wrap(api.VolumeInUse, err, fmt.Sprintf("programs of sandbox %s use volume %s: end them, or detach "+
+			"it with force", box.ID, has.Name)).With("sandbox_id", box.ID).With("volume", has.Name)
 	case errors.Is(err, hostapi.ErrWrongState):
-		err = api.Wrap(api.WrongState, err, fmt.Sprintf("sandbox %s does not run: wake it, or detach volume %s with force, "+
-			"which loses the memory of the sandbox", box.ID, has.Name)).With("volume", has.Name)
+		err = api.Wrap(api.WrongState, err, fmt.Sprintf("sandbox %s does not run: wake it, or detach volume %s with "+
+			"force, which loses the memory of the sandbox", box.ID, has.Name)).With("volume", has.Name)
 	}
 	if err != nil && v.Instance != "" {
 		s.settleAfter(ctx, v, err)
@@ -195,7 +194,8 @@ func (s *Service) settleAfter(ctx context.Context, v store.Volume, why error) {
 	ctx, cancel := detached(ctx)
 	defer cancel()
 	if err := s.settleLocked(ctx, v.ID); err != nil {
-		s.log.Warn("who has a volume is not known; its host is asked again", "volume", v.ID, "err", errors.Join(why, err))
+		s.log.Warn("who has a volume is not known; its host is asked again", "volume", v.ID,
+			"err", errors.Join(why, err))
 	}
 }
 

@@ -306,8 +306,9 @@ func (s *Service) removeBackup(ctx context.Context, b store.VolumeBackup) error 
 	})
 }
 
-// Backups returns the backups of a volume, or of all volumes of the workspace if name is empty, newest first. With
-// everywhere it asks the object store for those that other nodes made, too.
+// Backups returns the backups of a volume, or of the workspace if name is empty, newest first.
+//
+// With everywhere it asks the object store for those that other nodes made, too.
 func (s *Service) Backups(
 	ctx context.Context,
 	p auth.Principal,

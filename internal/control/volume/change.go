@@ -185,8 +185,8 @@ func checkDelete(ctx context.Context, tx *store.Tx, workspace api.Workspace, id 
 		}
 		for _, a := range has {
 			if a.ID == api.VolumeID(v.ID) && !a.Private {
-				return api.Errorf(api.VolumeInUse, "volume %s is attached to sandbox %s, which reads it: detach it there "+
-					"or end that sandbox", v.Name, box).With("sandbox_id", box).With("volume", v.Name)
+				return api.Errorf(api.VolumeInUse, "volume %s is attached to sandbox %s, which reads it: detach it "+
+					"there or end that sandbox", v.Name, box).With("sandbox_id", box).With("volume", v.Name)
 			}
 		}
 	}

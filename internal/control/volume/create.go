@@ -102,8 +102,8 @@ func (s *Service) create(
 		}
 	}
 	if v.SizeMiB < from.sizeMiB {
-		return api.Volume{}, api.Errorf(api.Invalid, "size_mb: %d is less than the %d MiB of the source: a copy can be "+
-			"larger, not smaller", v.SizeMiB, from.sizeMiB).With("field", "size_mb")
+		return api.Volume{}, api.Errorf(api.Invalid, "size_mb: %d is less than the %d MiB of the source: a copy can "+
+			"be larger, not smaller", v.SizeMiB, from.sizeMiB).With("field", "size_mb")
 	}
 	if req.Backup != nil {
 		setPolicy(&v, *req.Backup)

@@ -286,7 +286,9 @@ func (s *Service) Import(ctx context.Context, p auth.Principal, name, dir string
 	return hosterror.Wrap(v.synced(ctx, nil), "flush volume", name)
 }
 
-// Export writes a directory of a volume as a tar stream, as of one moment unless a sandbox writes to it meanwhile.
+// Export writes a directory of a volume as a tar stream.
+//
+// It is of one moment unless a sandbox writes to the volume meanwhile.
 func (s *Service) Export(ctx context.Context, p auth.Principal, name, dir string, w io.Writer) error {
 	g, release, err := s.Files(ctx, p, name, false)
 	if err != nil {

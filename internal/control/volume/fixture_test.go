@@ -71,7 +71,8 @@ func newFixture(t *testing.T, change ...func(*fixture)) *fixture {
 	data, err := empty()
 	w.must(err)
 	w.must(os.WriteFile(w.path, data, 0o600))
-	w.host.AddTemplate(hostapi.Template{Name: "mini", VCPUs: 1, MemoryMiB: 256, DiskMiB: 1024, Baked: true, Hidden: true})
+	w.host.AddTemplate(hostapi.Template{Name: "mini", VCPUs: 1, MemoryMiB: 256, DiskMiB: 1024, Baked: true,
+		Hidden: true})
 	hosttest.ShareObjects(w.host)
 	for _, f := range change {
 		f(w)

@@ -14,7 +14,6 @@ import (
 	"github.com/pandastack/pandastack/internal/control/auth"
 	"github.com/pandastack/pandastack/internal/control/job"
 	"github.com/pandastack/pandastack/internal/control/quota"
-	"github.com/pandastack/pandastack/internal/control/sandbox"
 	"github.com/pandastack/pandastack/internal/control/sandbox/hosterror"
 	"github.com/pandastack/pandastack/internal/control/sandbox/keyed"
 	"github.com/pandastack/pandastack/internal/control/store"
@@ -40,7 +39,7 @@ type Sandboxes interface {
 		ctx context.Context,
 		p auth.Principal,
 		id api.SandboxID,
-		change sandbox.VolumeChange,
+		change lease.Change,
 	) (api.Sandbox, error)
 }
 

@@ -43,8 +43,8 @@ func TestLife(t *testing.T) {
 		t.Errorf("attached: %+v", now)
 	}
 	w.put(box, "/mnt/data/f", "one")
-	if e := w.wants("deleting what is attached", w.Delete(ctx, alice, "data", false), api.VolumeInUse); e.Details["sandbox_id"] !=
-		string(box) {
+	e := w.wants("deleting what is attached", w.Delete(ctx, alice, "data", false), api.VolumeInUse)
+	if e.Details["sandbox_id"] != string(box) {
 		t.Errorf("details %v, want sandbox_id %s", e.Details, box)
 	}
 	w.end(box)
@@ -99,7 +99,8 @@ func TestOneWriter(t *testing.T) {
 	w.wants("create while the host cannot be reached", err, api.VolumeInUse)
 	w.restart()
 	_ = w.Reconcile(ctx) // fails: the host says nothing
-	if now, err := w.db.Read().VolumeByName(ctx, "alice", "data"); err != nil || now.Holder != "sandbox/"+string(first) {
+	now, err := w.db.Read().VolumeByName(ctx, "alice", "data")
+	if err != nil || now.Holder != "sandbox/"+string(first) {
 		t.Errorf("the lease went to %q, %v", now.Holder, err)
 	}
 	w.host.SetRecovering(false)
@@ -194,7 +195,8 @@ func TestForksAndSnapshotsOfSandboxes(t *testing.T) {
 	w.volume("more")
 	from, err := w.boxes.Create(ctx, alice, api.CreateRequest{FromSnapshot: snap.ID, Volumes: mounts("more")})
 	w.must(err)
-	if len(from.Volumes) != 2 || !from.Volumes[0].Private || from.Volumes[0].Name != "data" || from.Volumes[1].Private {
+	if len(from.Volumes) != 2 || !from.Volumes[0].Private || from.Volumes[0].Name != "data" ||
+		from.Volumes[1].Private {
 		t.Errorf("the sandbox from the snapshot has %+v", from.Volumes)
 	}
 	w.has(from.ID, "/mnt/data/f", "one")
@@ -412,7 +414,8 @@ func TestHostDisagrees(t *testing.T) {
 	w.must(err)
 	id := api.NewVolumeID()
 	_, err = w.host.CreateVolume(ctx, hostapi.CreateVolume{ID: hostapi.VolumeID(id), SizeMiB: 10,
-		Labels: map[string]string{"owner": "volume/" + string(id), "store": "another", "workspace": "alice", "name": "data"}})
+		Labels: map[string]string{"owner": "volume/" + string(id), "store": "another", "workspace": "alice",
+			"name": "data"}})
 	w.must(err)
 	w.reconcile()
 	w.clean("reconciled")

@@ -107,6 +107,7 @@ var operations = map[Face]map[string]Need{
 const (
 	box      = "/v1/sandboxes/{sandbox}"
 	snap     = "/v1/snapshots/{snapshot}"
+	vol      = "/v1/volumes/{volume}"
 	template = "/v1/templates/{template}"
 	builds   = "/v1/templates/builds"
 )
@@ -139,6 +140,19 @@ var operationsV1 = map[string]Need{
 	"GET " + box + "/fs": files, "PUT " + box + "/fs": files, "DELETE " + box + "/fs": files,
 	"GET " + box + "/fs/stat": files, "GET " + box + "/fs/dir": files, "POST " + box + "/fs/mkdir": files,
 	"POST " + box + "/fs/move": files,
+
+	"POST /v1/volumes": lifecycle, "GET /v1/volumes": read, "GET " + vol: read, "PATCH " + vol: lifecycle,
+	"DELETE " + vol: lifecycle, "POST " + vol + "/clone": lifecycle, "POST " + vol + "/restore": lifecycle,
+	"POST " + vol + "/snapshots": lifecycle, "GET " + vol + "/snapshots": read,
+	"DELETE " + vol + "/snapshots/{volume_snapshot}": lifecycle, "POST " + vol + "/import": files,
+	"GET " + vol + "/export": files, "POST " + vol + "/backups": lifecycle, "GET " + vol + "/backups": read,
+	"GET /v1/volume-backups": read, "DELETE /v1/volume-backups/{backup}": lifecycle,
+	"POST " + box + "/volumes": lifecycle, "DELETE " + box + "/volumes/{volume}": lifecycle,
+	"POST " + box + "/volumes/{volume}/promote": lifecycle,
+
+	"GET " + vol + "/fs": files, "PUT " + vol + "/fs": files, "DELETE " + vol + "/fs": files,
+	"GET " + vol + "/fs/stat": files, "GET " + vol + "/fs/dir": files, "POST " + vol + "/fs/mkdir": files,
+	"POST " + vol + "/fs/move": files,
 
 	"GET " + box + "/ports": read, "POST " + box + "/ports": ports, "DELETE " + box + "/ports/{port}": ports,
 	"GET " + box + "/previews": ports, "DELETE " + box + "/previews": ports,

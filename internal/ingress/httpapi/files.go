@@ -32,8 +32,16 @@ func (rq *request) file() (g guestapi.Guest, path, user string, err error) {
 	return g, path, user, err
 }
 
-// guestAs returns the guest and the named user, or the sandbox's default user.
-func (rq *request) guestAs(user string) (guestapi.Guest, string, error) {
+// guestAs returns the guest and the named user, or the sandbox's default user. The files of a volume are root's.
+func (rq *request) guestAs(user string) (g guestapi.Guest, _ string, err error) {
+	if rq.r.PathValue("volume") != "" {
+		s, name, err := rq.volumes()
+		if err == nil {
+			write := rq.r.Method != http.MethodGet && rq.r.Method != http.MethodHead
+			g, rq.release, err = s.Files(rq.r.Context(), rq.p, name, write)
+		}
+		return g, user, err
+	}
 	if user != "" {
 		g, err := rq.guest()
 		return g, user, err

@@ -2,11 +2,8 @@ package httpapi
 
 import (
 	"errors"
-	"net"
 	"net/http"
-	"net/netip"
 	"net/url"
-	"regexp"
 	"strconv"
 	"time"
 
@@ -155,43 +152,10 @@ func (rq *request) previewURL(v proxy.Preview) (*url.URL, error) {
 	if err != nil {
 		return nil, api.Errorf(api.Invalid, "the address of this request is not a URL: %w", err)
 	}
-	domain, err := previewDomain(rq.s.cfg.PreviewDomain, base.Host)
+	domain, err := proxy.PreviewDomain(rq.s.cfg.PreviewDomain, base.Host)
 	if err != nil {
 		return nil, err
 	}
 	a := proxy.Address{Sandbox: v.Sandbox, Port: uint16(v.Port)} //nolint:gosec // checked when the preview was made
 	return &url.URL{Scheme: base.Scheme, Host: a.HostIn(domain), Path: "/"}, nil
-}
-
-// hostForm is the form of a host name.
-var hostForm = regexp.MustCompile(`^[A-Za-z0-9_]([A-Za-z0-9_.-]{0,250}[A-Za-z0-9_])?$`)
-
-// previewDomain returns the domain of previews, with a port if clients need one: the configured domain, else the host
-// of the API. Loopback addresses become localhost, below which browsers resolve every name to this machine.
-func previewDomain(configured, apiHost string) (string, error) {
-	name, port, err := net.SplitHostPort(apiHost)
-	if err != nil {
-		name, port = apiHost, ""
-	}
-	if configured != "" {
-		if _, _, err := net.SplitHostPort(configured); err == nil || port == "" {
-			return configured, nil
-		}
-		return net.JoinHostPort(configured, port), nil
-	}
-	name = proxy.Hostname(name)
-	if ip, err := netip.ParseAddr(name); err == nil {
-		if !ip.Unmap().IsLoopback() {
-			return "", api.Errorf(api.Unsupported, "previews have host names, and %s is an address: "+
-				"set preview.domain to a domain below which all names lead to this node, or use the API by a name", ip)
-		}
-		name = "localhost"
-	}
-	if !hostForm.MatchString(name) {
-		return "", api.Errorf(api.Invalid, "the host %s of this request is not a name", truncate(name))
-	}
-	if port == "" {
-		return name, nil
-	}
-	return net.JoinHostPort(name, port), nil
 }

@@ -22,6 +22,8 @@ type request struct {
 
 	action, target string // for the audit log, in place of the route's and those of the path
 
+	release func() // ends the use of what the request has opened; nil: nothing
+
 	memory *execstream.Memory // pays for what the request buffers, until it ends; also in the context of r
 }
 
@@ -34,6 +36,13 @@ func (rq *request) openMemory() *execstream.Memory {
 	rq.memory = rq.s.deps.Memory.Open(owners...)
 	rq.r = rq.r.WithContext(execstream.WithMemory(rq.r.Context(), rq.memory))
 	return rq.memory
+}
+
+// finish ends the use of what the request has opened.
+func (rq *request) finish() {
+	if rq.release != nil {
+		rq.release()
+	}
 }
 
 // pay takes memory for the request, in bytes. subject is what the memory is for.

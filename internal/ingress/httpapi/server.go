@@ -17,6 +17,7 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
 	"github.com/pandastack/pandastack/internal/control/auth"
 	"github.com/pandastack/pandastack/internal/control/sandbox"
+	"github.com/pandastack/pandastack/internal/control/volume"
 	"github.com/pandastack/pandastack/internal/ingress/access"
 	"github.com/pandastack/pandastack/internal/ingress/httpapi/bootstats"
 	"github.com/pandastack/pandastack/internal/ingress/httpapi/execstream"
@@ -42,6 +43,7 @@ type Deps struct {
 	Builds       Builds     // nil: templates cannot be built
 	Workspaces   Workspaces // nil: workspaces cannot be managed
 	Keys         Keys
+	Volumes      *volume.Service        // nil: there are no volumes
 	Proxy        Forwarder              // forwards to ports; nil: the port proxy is unsupported
 	Cells        *repl.Runner           // runs cells of code and may be shared with other APIs; nil: one of its own
 	Previews     Previews               // records previews; nil: they are neither listed nor revoked
@@ -363,6 +365,7 @@ func (s *Server) serve(rt route) http.Handler {
 		}
 		if err == nil {
 			defer rq.openMemory().Close()
+			defer rq.finish()
 			err = rt.handle(rq)
 		}
 		if err != nil {

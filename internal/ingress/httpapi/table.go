@@ -30,6 +30,7 @@ func routes() []route {
 		observationRoutes(),
 		codeRoutes(),
 		fileRoutes(),
+		volumeRoutes(),
 		portRoutes(),
 		templateRoutes(),
 		buildRoutes(),
@@ -165,7 +166,10 @@ func codeRoutes() []route {
 	)
 }
 
-func fileRoutes() []route {
+func fileRoutes() []route { return tagged("files", filesBelow(sandboxPath)...) }
+
+// filesBelow returns the routes of the files of what is at a path.
+func filesBelow(at string) []route {
 	file := func(more ...param) []param {
 		return append([]param{
 			{"path", "string", "Absolute, or relative to the user's home."},
@@ -173,18 +177,18 @@ func fileRoutes() []route {
 		}, more...)
 	}
 	write := endpoint{out: reflect.TypeFor[api.FileWritten](), status: 200, takes: octets, handle: writeFile}
-	return tagged("files",
-		get(sandboxPath+"/fs", "Read a file of any size; Range is honoured", raw(octets, readFile), file()...),
-		put(sandboxPath+"/fs", "Write a file of any size, whole or not at all", write,
+	return []route{
+		get(at+"/fs", "Read a file of any size; Range is honoured", raw(octets, readFile), file()...),
+		put(at+"/fs", "Write a file of any size, whole or not at all", write,
 			file(param{"mode", "string", "Octal permissions, such as 0755."})...),
-		del(sandboxPath+"/fs", "Remove a file or directory", noContent(removeFile),
+		del(at+"/fs", "Remove a file or directory", noContent(removeFile),
 			file(param{"recursive", "string", "1: a directory and everything below it."})...),
-		get(sandboxPath+"/fs/stat", "Describe a file", jsonOut(200, statFile), file()...),
-		get(sandboxPath+"/fs/dir", "List a directory", jsonOut(200, listDir),
+		get(at+"/fs/stat", "Describe a file", jsonOut(200, statFile), file()...),
+		get(at+"/fs/dir", "List a directory", jsonOut(200, listDir),
 			file(param{"depth", "integer", "How deep; 1 if absent."})...),
-		post(sandboxPath+"/fs/mkdir", "Make a directory with its parents", jsonInOut(201, makeDir)),
-		post(sandboxPath+"/fs/move", "Rename a file or directory", jsonInOut(200, moveFile)),
-	)
+		post(at+"/fs/mkdir", "Make a directory with its parents", jsonInOut(201, makeDir)),
+		post(at+"/fs/move", "Rename a file or directory", jsonInOut(200, moveFile)),
+	}
 }
 
 func portRoutes() []route {

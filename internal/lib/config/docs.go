@@ -154,8 +154,8 @@ var settingDocs = map[string]string{
 	"quota.templates": "Templates that a workspace may have built; 0 is unlimited.",
 	"quota.builds":    "Builds of a workspace that may wait or run; 0 is unlimited.",
 	"quota.volumes":   "Volumes that a workspace may have; 0 is unlimited.",
-	"quota.volume_mib": "Sum of the sizes of a workspace's volumes. They take space only for what is written to them; " +
-		"0 is unlimited.",
+	"quota.volume_mib": "Sum of the sizes of a workspace's volumes. They take space only for what is written to " +
+		"them; 0 is unlimited.",
 	"quota.volume_snapshots": "Snapshots of volumes that a workspace may have; 0 is unlimited.",
 	"quota.egress_mbit": "Mbit a second that each sandbox of a workspace may send, unless limits.network_out_mbit is " +
 		"lower; 0 is unlimited.",

@@ -98,7 +98,8 @@ func volumeLeases(t *testing.T, db *store.DB) {
 func volumeSnapshots(t *testing.T, db *store.DB) {
 	ctx := t.Context()
 	row := func(id string, created int64) *store.VolumeSnapshot {
-		return &store.VolumeSnapshot{ID: id, Workspace: "w1", Volume: "v1", State: store.VolumeCreating, Created: created}
+		return &store.VolumeSnapshot{ID: id, Workspace: "w1", Volume: "v1", State: store.VolumeCreating,
+			Created: created}
 	}
 	write(t, db, func(ctx context.Context, tx *store.Tx) error {
 		return errors.Join(tx.InsertVolumeSnapshot(ctx, row("s1", 1)), tx.InsertVolumeSnapshot(ctx, row("s2", 2)),
@@ -135,7 +136,8 @@ func volumeBackups(t *testing.T, db *store.DB) {
 			tx.UpdateVolumeBackup(ctx, done, store.BackupRunning))
 	})
 	for q, want := range map[store.VolumeBackupQuery]string{
-		{Workspace: "w1"}: "b1 b2 ", {Volume: "v1", Limit: 1}: "b1 ", {State: store.BackupRunning}: "b2 ", {Volume: "v2"}: "",
+		{Workspace: "w1"}: "b1 b2 ", {Volume: "v1", Limit: 1}: "b1 ",
+		{State: store.BackupRunning}: "b2 ", {Volume: "v2"}: "",
 	} {
 		rows, err := db.Read().VolumeBackups(ctx, q)
 		got := ""

@@ -114,8 +114,9 @@ func Attach(
 	return ask, has, nil
 }
 
-// Release takes the leases of a sandbox that has ended on its host, and makes due the backups that its volumes want
-// when a writer leaves.
+// Release takes the leases of a sandbox that has ended on its host.
+//
+// It makes due the backups that volumes want when a writer leaves.
 func Release(ctx context.Context, tx *store.Tx, sandbox api.SandboxID) error {
 	held, err := tx.Volumes(ctx, store.VolumeQuery{Holder: Sandbox(sandbox)})
 	if err != nil {
@@ -146,6 +147,15 @@ func Undo(ctx context.Context, tx *store.Tx, v store.Volume) error {
 	return tx.UpdateVolume(ctx, &v, store.VolumeReady, v.Fence, "holder", "instance", "next_disk")
 }
 
+// Change is a change of what volumes a sandbox has.
+type Change struct {
+	Doing   string // for errors
+	Event   string
+	Running bool // it needs a sandbox that runs; a hibernated one is woken
+	// Do makes the change on the host. known are the ids and names of volumes that it may add.
+	Do func(ctx context.Context, box api.Sandbox) (m hostapi.Machine, known []api.SandboxVolume, err error)
+}
+
 // Policy returns the policy for backups of a volume; nil if it has none.
 func Policy(v store.Volume) *api.BackupPolicy {
 	var p api.BackupPolicy
@@ -155,8 +165,9 @@ func Policy(v store.Volume) *api.BackupPolicy {
 	return &p
 }
 
-// Names returns what a machine has, with the ids and names that known has for the mount points, or the store for the
-// disks.
+// Names returns what a machine has, under the ids and names of its volumes.
+//
+// They are those that known has for the mount points, or the store for the disks.
 func Names(
 	ctx context.Context,
 	tx *store.Tx,

@@ -201,8 +201,8 @@ func (h *Helpers) register(ctx context.Context, m *machine) error {
 		}
 		h.mu.Unlock()
 		if idle == nil {
-			return api.Errorf(api.RateLimited, "files of %d volumes of the workspace are read and written at once: try "+
-				"again", n)
+			return api.Errorf(api.RateLimited,
+				"files of %d volumes of the workspace are read and written at once: try again", n)
 		}
 		if err := h.end(ctx, idle); err != nil {
 			return err
