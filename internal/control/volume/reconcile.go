@@ -49,6 +49,9 @@ func (s *Service) every(ctx context.Context, interval time.Duration, doing strin
 func (s *Service) Reconcile(ctx context.Context) error {
 	// The host is asked first: a volume in its list had its row by then.
 	onHost, err := s.host.Volumes(ctx)
+	if errors.Is(err, hostapi.ErrUnsupported) {
+		return nil // it has none, and makes none
+	}
 	if err != nil {
 		return err
 	}
