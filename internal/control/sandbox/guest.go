@@ -12,6 +12,7 @@ import (
 	"github.com/pandastack/pandastack/internal/control/sandbox/activity"
 	"github.com/pandastack/pandastack/internal/control/sandbox/guesterror"
 	"github.com/pandastack/pandastack/internal/control/sandbox/hosterror"
+	"github.com/pandastack/pandastack/internal/control/sandbox/usage"
 	"github.com/pandastack/pandastack/internal/control/store"
 )
 
@@ -209,25 +210,11 @@ func (s *Service) Usage(ctx context.Context, p auth.Principal, id api.SandboxID)
 	if err != nil {
 		return api.Usage{}, hosterror.Wrap(err, "measure", string(r.ID))
 	}
-	out := viewUsage(u)
+	out := usage.Host(u)
 	if r.State == api.Running {
 		out.Guest = s.guestStats(ctx, r.machineID(), guestTimeout)
 	}
 	return out, nil
-}
-
-func viewUsage(u hostapi.Usage) api.Usage {
-	return api.Usage{
-		PID:            u.PID,
-		UptimeSeconds:  u.Uptime.Seconds(),
-		HostCPUPercent: u.CPUPercent,
-		HostCPUSeconds: u.CPU.Seconds(),
-		HostRSSBytes:   u.RSSBytes,
-		HostPSSBytes:   u.PSSBytes,
-		HostVSZBytes:   u.VSZBytes,
-		Threads:        u.Threads,
-		HostDiskBytes:  u.DiskBytes,
-	}
 }
 
 // guestStats asks a guest for its statistics. It returns nil if the guest does not reply in time.
@@ -242,18 +229,5 @@ func (s *Service) guestStats(ctx context.Context, id hostapi.MachineID, limit ti
 	if err != nil {
 		return nil
 	}
-	return &api.GuestStats{
-		MemTotalBytes:     st.MemTotal,
-		MemAvailableBytes: st.MemAvailable,
-		MemCachedBytes:    st.MemCached,
-		DiskTotalBytes:    st.DiskTotal,
-		DiskUsedBytes:     st.DiskUsed,
-		CPUs:              st.CPUs,
-		CPUBusySeconds:    st.CPUBusy.Seconds(),
-		Load1:             st.Load1,
-		UptimeSeconds:     st.Uptime.Seconds(),
-		Processes:         st.Processes,
-		NetRxBytes:        st.NetRx,
-		NetTxBytes:        st.NetTx,
-	}
+	return usage.Guest(st)
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/pandastack/pandastack/internal/control/auth"
 	"github.com/pandastack/pandastack/internal/control/sandbox/activity"
 	"github.com/pandastack/pandastack/internal/control/sandbox/hosterror"
+	"github.com/pandastack/pandastack/internal/control/sandbox/usage"
 	"github.com/pandastack/pandastack/internal/control/store"
 )
 
@@ -55,7 +56,7 @@ func (s *Service) usageJSON(ctx context.Context, id hostapi.MachineID, guest *ap
 	if err != nil {
 		return ""
 	}
-	out := viewUsage(u)
+	out := usage.Host(u)
 	out.Guest = guest
 	return encodeJSON(out)
 }

@@ -14,10 +14,6 @@ import (
 
 // applyVolumes copies which volumes the machine has.
 func (s *Service) applyVolumes(ctx context.Context, r *record, m hostapi.Machine) (err error) {
-	if len(m.Volumes) == 0 {
-		r.Volumes = nil
-		return nil
-	}
 	r.Volumes, err = lease.Names(ctx, s.db.Read(), m.Volumes, r.Volumes)
 	return err
 }
