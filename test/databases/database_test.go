@@ -56,13 +56,6 @@ func (d *database) sleep() {
 	d.sleeping = true
 }
 
-// set changes the settings.
-func (d *database) set(change func(*pgedge.Settings)) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	change(&d.settings)
-}
-
 // counts returns how often the server was woken, and how many uses were not released.
 func (d *database) counts() (wakes, uses int) {
 	d.mu.Lock()

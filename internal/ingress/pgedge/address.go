@@ -90,7 +90,7 @@ func cutEndpoint(options string) (id, rest string, err error) {
 		word := words[i]
 		if word == "-c" && i+1 < len(words) {
 			if v, ok := endpointSetting(words[i+1]); ok {
-				word, i = words[i+1], i+1
+				i++
 				if id, err = one(id, v); err != nil {
 					return "", "", err
 				}

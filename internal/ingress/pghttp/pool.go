@@ -85,7 +85,7 @@ func (p *pool) get(ctx context.Context, l *login) (*pooled, error) {
 		if c == nil {
 			break
 		}
-		if c.conn.CheckConn() == nil {
+		if c.conn.Ping(ctx) == nil {
 			return c, nil
 		}
 		c.close(ctx) // the database has ended it meanwhile

@@ -41,8 +41,6 @@ import (
 const (
 	// partBytes is the size of the parts of a base backup, before compression.
 	partBytes = wal.SegmentBytes
-	// maxPlain bounds the content of an object: a segment or part that does not compress, with its description.
-	maxPlain = wal.SegmentBytes + 1<<20
 	// maxManifest bounds a backup manifest, which has some 150 bytes for each file.
 	maxManifest = 64 << 20
 	attempts    = 4 // of a request
