@@ -37,6 +37,7 @@ type Client struct {
 	Sandboxes *Sandboxes
 	Files     *Files
 	Snapshots *Snapshots
+	Volumes   *Volumes
 	Templates *Templates
 	Tokens    *Tokens
 	Audit     *Audit
@@ -77,7 +78,7 @@ func New(baseURL, key string, opts ...Option) (*Client, error) {
 	}
 	c.Sandboxes, c.Files, c.Snapshots = &Sandboxes{c}, &Files{c}, &Snapshots{c}
 	c.Templates, c.Tokens, c.Workspaces = &Templates{c}, &Tokens{c}, &Workspaces{c}
-	c.Audit = &Audit{c}
+	c.Audit, c.Volumes = &Audit{c}, &Volumes{c}
 	return c, nil
 }
 

@@ -10,11 +10,12 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/pandastack/pandastack/client"
+	"github.com/pandastack/pandastack/internal/cli/cmdutil"
 	"github.com/pandastack/pandastack/internal/cli/values"
 )
 
 func (a *app) audit() *cobra.Command {
-	return group("audit", "Read the audit log", a.auditList(), a.auditExport())
+	return cmdutil.Group("audit", "Read the audit log", a.auditList(), a.auditExport())
 }
 
 // auditFlags select entries of the audit log.
@@ -60,7 +61,7 @@ func (f *auditFlags) dial(a *app) (*client.Client, client.AuditFilter, error) {
 	if err != nil {
 		return nil, filter, err
 	}
-	cl, err := a.dial()
+	cl, err := a.Dial()
 	return cl, filter, err
 }
 
@@ -78,14 +79,14 @@ func (a *app) auditList() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		return a.print(list, func(w io.Writer) error {
+		return a.Print(list, func(w io.Writer) error {
 			rows := make([][]string, 0, len(list))
 			for _, e := range list {
 				rows = append(rows, []string{
 					e.Time.Format(time.RFC3339), string(e.Workspace), e.Key, e.Remote, e.Action, e.Target, e.Outcome,
 				})
 			}
-			return table(w, []string{"TIME", "WORKSPACE", "KEY", "FROM", "ACTION", "TARGET", "OUTCOME"}, rows)
+			return cmdutil.Table(w, []string{"TIME", "WORKSPACE", "KEY", "FROM", "ACTION", "TARGET", "OUTCOME"}, rows)
 		})
 	}
 	return c

@@ -17,6 +17,7 @@ import (
 	"github.com/pandastack/pandastack/internal/bench"
 	"github.com/pandastack/pandastack/internal/bench/pagefault"
 	"github.com/pandastack/pandastack/internal/bench/twonode"
+	"github.com/pandastack/pandastack/internal/cli/cmdutil"
 	"github.com/pandastack/pandastack/internal/demo"
 )
 
@@ -41,7 +42,7 @@ func (a *app) demo() *cobra.Command {
 		if _, err := a.bake(c.Context(), cl, opt.Template, api.BakeRequest{}, true); err != nil {
 			return err
 		}
-		if !a.json {
+		if !a.JSON {
 			opt.Report = func(s demo.Step) {
 				_, _ = fmt.Fprintf(
 					a.Stdout,
@@ -53,8 +54,8 @@ func (a *app) demo() *cobra.Command {
 			}
 		}
 		steps, err := demo.Run(c.Context(), cl, opt)
-		if a.json {
-			err = errors.Join(err, writeJSON(a.Stdout, steps))
+		if a.JSON {
+			err = errors.Join(err, cmdutil.WriteJSON(a.Stdout, steps))
 		}
 		return err
 	}
@@ -118,10 +119,10 @@ func (a *app) bench() *cobra.Command {
 				return err
 			}
 			if err != nil {
-				a.statusf("bake %s: %v", name, err) // the report names the group that is not measured
+				a.Statusf("bake %s: %v", name, err) // the report names the group that is not measured
 			}
 		}
-		opt.Report = func(name string) { a.statusf("measuring %s", name) }
+		opt.Report = func(name string) { a.Statusf("measuring %s", name) }
 		if opt.HostSeries, err = a.hostSeries(c.Context(), cl, &opt); err != nil {
 			return err
 		}
@@ -183,9 +184,9 @@ func (a *app) report(r *bench.Report, output string) error {
 		if err != nil {
 			return err
 		}
-		if err := errors.Join(writeJSON(f, r), f.Close()); err != nil {
+		if err := errors.Join(cmdutil.WriteJSON(f, r), f.Close()); err != nil {
 			return local(err)
 		}
 	}
-	return a.print(r, func(w io.Writer) error { return r.Table(w) })
+	return a.Print(r, func(w io.Writer) error { return r.Table(w) })
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/client"
+	"github.com/pandastack/pandastack/internal/cli/cmdutil"
 	"github.com/pandastack/pandastack/internal/cli/values"
 	"github.com/pandastack/pandastack/internal/image/dockerfile"
 )
@@ -81,7 +82,7 @@ func (a *app) templateBuild() *cobra.Command {
 
 // startBuild sends a build request and follows the build.
 func (a *app) startBuild(ctx context.Context, f buildFlags, dir string) error {
-	cl, err := a.dial()
+	cl, err := a.Dial()
 	if err != nil {
 		return err
 	}
@@ -109,13 +110,13 @@ func (a *app) startBuild(ctx context.Context, f buildFlags, dir string) error {
 		return err
 	}
 	if b.Reused && b.Status.Ended() {
-		a.statusf("template %s is up to date: it was made by build %s", b.Name, b.ID)
+		a.Statusf("template %s is up to date: it was made by build %s", b.Name, b.ID)
 	} else if !f.noWait {
 		if b, err = a.followBuild(ctx, cl, b.ID, 0); err != nil {
 			return err
 		}
 	}
-	return a.print(b, func(w io.Writer) error {
+	return a.Print(b, func(w io.Writer) error {
 		_, err := fmt.Fprintln(w, b.ID)
 		return err
 	})
@@ -197,7 +198,7 @@ func (f *buildFlags) directory(dir string) (*client.Upload, func() error, error)
 // followBuild shows the log of a build on standard error until the build has ended, and returns the build. It returns
 // an error with the code of the build if the build failed.
 func (a *app) followBuild(ctx context.Context, cl *client.Client, id api.BuildID, after int64) (api.Build, error) {
-	show := buildLines(a.statusf)
+	show := buildLines(a.Statusf)
 	for again := 0; ; again++ {
 		err := cl.Templates.BuildLogs(ctx, id, after, true, func(l api.BuildLine) error {
 			after, again = l.Seq, 0
@@ -210,7 +211,7 @@ func (a *app) followBuild(ctx context.Context, cl *client.Client, id api.BuildID
 			break
 		}
 		if ctx.Err() != nil {
-			a.statusf(
+			a.Statusf(
 				"the node continues the build: pandastack template logs -f %s follows it, "+
 					"pandastack template cancel %s cancels it",
 				id,
@@ -263,7 +264,7 @@ func (a *app) templateBuilds() *cobra.Command {
 		Short: "List builds",
 		Args:  cobra.MaximumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
-			cl, err := a.dial()
+			cl, err := a.Dial()
 			if err != nil {
 				return err
 			}
@@ -271,7 +272,7 @@ func (a *app) templateBuilds() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return a.print(list, func(w io.Writer) error {
+			return a.Print(list, func(w io.Writer) error {
 				rows := make([][]string, 0, len(list))
 				for _, b := range list {
 					rows = append(
@@ -286,7 +287,7 @@ func (a *app) templateBuilds() *cobra.Command {
 						},
 					)
 				}
-				return table(w, []string{"ID", "TEMPLATE", "STATUS", "STEPS", "CACHED", "STEP"}, rows)
+				return cmdutil.Table(w, []string{"ID", "TEMPLATE", "STATUS", "STEPS", "CACHED", "STEP"}, rows)
 			})
 		},
 	}
@@ -297,7 +298,7 @@ func (a *app) templateLogs() *cobra.Command {
 	c := &cobra.Command{Use: "logs BUILD", Short: "Show the log of a build", Args: cobra.ExactArgs(1)}
 	c.Flags().BoolVarP(&follow, "follow", "f", false, "continue until the build has ended")
 	c.RunE = func(c *cobra.Command, args []string) error {
-		cl, err := a.dial()
+		cl, err := a.Dial()
 		if err != nil {
 			return err
 		}
@@ -307,7 +308,7 @@ func (a *app) templateLogs() *cobra.Command {
 			failed = append(failed, err)
 		})
 		return cl.Templates.BuildLogs(c.Context(), api.BuildID(args[0]), 0, follow, func(l api.BuildLine) error {
-			return a.print(l, func(io.Writer) error {
+			return a.Print(l, func(io.Writer) error {
 				failed = nil
 				show(l)
 				return errors.Join(failed...)
@@ -323,7 +324,7 @@ func (a *app) templateCancel() *cobra.Command {
 		Short: "Cancel a build",
 		Args:  cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
-			cl, err := a.dial()
+			cl, err := a.Dial()
 			if err != nil {
 				return err
 			}
@@ -331,7 +332,7 @@ func (a *app) templateCancel() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return a.print(b, func(w io.Writer) error { _, err := fmt.Fprintln(w, b.ID); return err })
+			return a.Print(b, func(w io.Writer) error { _, err := fmt.Fprintln(w, b.ID); return err })
 		},
 	}
 }
@@ -342,7 +343,7 @@ func (a *app) templateRetry() *cobra.Command {
 		Short: "Run a failed build again",
 		Args:  cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
-			cl, err := a.dial()
+			cl, err := a.Dial()
 			if err != nil {
 				return err
 			}
@@ -353,7 +354,7 @@ func (a *app) templateRetry() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return a.print(b, func(w io.Writer) error { _, err := fmt.Fprintln(w, b.ID); return err })
+			return a.Print(b, func(w io.Writer) error { _, err := fmt.Fprintln(w, b.ID); return err })
 		},
 	}
 }
@@ -365,7 +366,7 @@ func (a *app) templateDelete() *cobra.Command {
 		Short:   "Delete built templates; their sandboxes keep running",
 		Args:    cobra.MinimumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
-			cl, err := a.dial()
+			cl, err := a.Dial()
 			if err != nil {
 				return err
 			}
@@ -385,7 +386,7 @@ func (a *app) templateTag() *cobra.Command {
 	c.Flags().StringVar(&req.Target, "target", "", "tag or version to assign them to (default: default)")
 	c.Flags().BoolVar(&remove, "remove", false, "remove the tags instead")
 	c.RunE = func(c *cobra.Command, args []string) error {
-		cl, err := a.dial()
+		cl, err := a.Dial()
 		if err != nil {
 			return err
 		}
@@ -400,7 +401,7 @@ func (a *app) templateTag() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		return a.print(t, func(w io.Writer) error { _, err := fmt.Fprintln(w, t.Version); return err })
+		return a.Print(t, func(w io.Writer) error { _, err := fmt.Fprintln(w, t.Version); return err })
 	}
 	return c
 }

@@ -19,6 +19,8 @@ import (
 
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/client"
+	"github.com/pandastack/pandastack/internal/cli/cmdutil"
+	"github.com/pandastack/pandastack/internal/cli/volume"
 	"github.com/pandastack/pandastack/internal/lib/config"
 )
 
@@ -32,12 +34,19 @@ type Process struct {
 
 // app is one run of the command line.
 type app struct {
-	Process
-	json    bool
+	*cmdutil.Factory
+	Version string   // of the program
+	Env     []string // as of Process
 	apiURL  string
 	key     string
 	dataDir string
 	file    string
+}
+
+func newApp(p Process) *app {
+	a := &app{Version: p.Version, Env: p.Env}
+	a.Factory = &cmdutil.Factory{Stdin: p.Stdin, Stdout: p.Stdout, Stderr: p.Stderr, Dial: a.dial}
+	return a
 }
 
 // exitCode ends a run with a code and no message: it is the exit code of a command in a sandbox, or the command has
@@ -49,13 +58,13 @@ func (e exitCode) Error() string { return fmt.Sprintf("exit code %d", int(e)) }
 
 // Run runs the program and returns its exit code.
 func Run(ctx context.Context, p Process, args []string) int {
-	a := &app{Process: p}
+	a := newApp(p)
 	root := a.root()
 	root.SetArgs(args)
 	root.SetIn(p.Stdin)
 	root.SetOut(p.Stdout)
 	root.SetErr(p.Stderr)
-	explainArguments(root)
+	cmdutil.ExplainArguments(root)
 	err := root.ExecuteContext(ctx)
 	if err == nil {
 		return 0
@@ -79,8 +88,8 @@ func (a *app) fail(ctx context.Context, err error) int {
 		whole.Message = err.Error() // with the context that was wrapped around it
 		e = &whole
 	}
-	if a.json {
-		_ = writeJSON(a.Stderr, e) // a broken standard error cannot be reported
+	if a.JSON {
+		_ = cmdutil.WriteJSON(a.Stderr, e) // a broken standard error cannot be reported
 	} else {
 		message := e.Message
 		if e.Code == api.Unavailable && strings.HasPrefix(message, "cannot reach") {
@@ -130,12 +139,12 @@ func (a *app) root() *cobra.Command {
 		Short:         "Run untrusted code in microVMs that start from memory snapshots and fork while they run.",
 		SilenceUsage:  true,
 		SilenceErrors: true,
-		Args:          onlyCommands,
+		Args:          cmdutil.OnlyCommands,
 		RunE:          func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	root.CompletionOptions.HiddenDefaultCmd = false
 	f := root.PersistentFlags()
-	f.BoolVar(&a.json, "json", false, "print JSON instead of tables")
+	f.BoolVar(&a.JSON, "json", false, "print JSON instead of tables")
 	f.StringVar(
 		&a.apiURL,
 		"api",
@@ -163,7 +172,8 @@ func (a *app) root() *cobra.Command {
 		}
 	}
 	add("node", a.up(), a.setup(), a.doctor(), a.config(), a.version())
-	add("use", a.sandbox(), a.template(), a.snapshot(), a.keys(), a.workspaces(), a.audit(), a.me())
+	add("use", a.sandbox(), a.template(), a.snapshot(), volume.Command(a.Factory))
+	add("use", a.keys(), a.workspaces(), a.audit(), a.me())
 	add("measure", a.demo(), a.bench(), a.conformance())
 	return root
 }

@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/internal/cli/cmdutil"
 	"github.com/pandastack/pandastack/internal/ingress/proxy"
 	"github.com/pandastack/pandastack/internal/lib/config"
 )
@@ -50,8 +51,8 @@ func TestReachable(t *testing.T) {
 
 func TestSize(t *testing.T) {
 	for n, want := range map[int64]string{0: "0 B", 1023: "1023 B", 1024: "1.0 KiB", 3 << 30: "3.0 GiB"} {
-		if got := size(n); got != want {
-			t.Errorf("size(%d) = %q, want %q", n, got, want)
+		if got := cmdutil.Size(n); got != want {
+			t.Errorf("cmdutil.Size(%d) = %q, want %q", n, got, want)
 		}
 	}
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/pandastack/pandastack/internal/cli/cmdutil"
 	"github.com/pandastack/pandastack/internal/conformance"
 	"github.com/pandastack/pandastack/internal/host/probe"
 	"github.com/pandastack/pandastack/internal/lib/config"
@@ -61,7 +62,7 @@ func (a *app) conform(ctx context.Context, o conformance.Options) (err error) {
 	defer func() { err = errors.Join(err, lab.Close(ctx)) }()
 	var broken error
 	report := conformance.Suite(ctx, lab.Lab, func(r conformance.Result) {
-		if a.json || ctx.Err() != nil { // failures after a cancellation say nothing about the monitor
+		if a.JSON || ctx.Err() != nil { // failures after a cancellation say nothing about the monitor
 			return
 		}
 		level := "ok"
@@ -82,8 +83,8 @@ func (a *app) conform(ctx context.Context, o conformance.Options) (err error) {
 		return context.Cause(ctx)
 	}
 	report.RefusedCalls = lab.RefusedCalls()
-	if a.json {
-		broken = writeJSON(a.Stdout, report)
+	if a.JSON {
+		broken = cmdutil.WriteJSON(a.Stdout, report)
 	} else {
 		_, e := fmt.Fprintf(a.Stdout, "\n%s", report.Rows())
 		broken = errors.Join(broken, e)

@@ -50,7 +50,7 @@ func (a *app) sandboxExec() *cobra.Command {
 			text := string(data)
 			req.Stdin = &text
 		}
-		if a.json || req.Background {
+		if a.JSON || req.Background {
 			res, err := cl.Sandboxes.Exec(c.Context(), id, req)
 			if err != nil {
 				return err
@@ -77,7 +77,7 @@ func (a *app) sandboxExec() *cobra.Command {
 const noMemory = "pandastack: the command was killed: the sandbox is out of memory\n"
 
 func (a *app) ended(res api.ExecResult) error {
-	err := a.print(res, func(w io.Writer) error {
+	err := a.Print(res, func(w io.Writer) error {
 		_, err := fmt.Fprintln(w, res.PID)
 		return err
 	})

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/internal/cli/cmdutil"
 )
 
 func (a *app) sandboxFork() *cobra.Command {
@@ -56,7 +57,7 @@ func (a *app) sandboxForkTree() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		a.statusf("tree %s", ans.TreeID)
+		a.Statusf("tree %s", ans.TreeID)
 		return a.children(ans, ans.Children, ans.Errors, ans.PauseMS)
 	}
 	return c
@@ -65,8 +66,8 @@ func (a *app) sandboxForkTree() *cobra.Command {
 // children prints the children of a fork. It returns an error if some could not be created, after it has printed the
 // others.
 func (a *app) children(answer any, children []api.Sandbox, failed []api.ForkError, pause int64) error {
-	a.statusf("%d children; the parent was paused for %d ms", len(children), pause)
-	err := a.print(answer, func(w io.Writer) error {
+	a.Statusf("%d children; the parent was paused for %d ms", len(children), pause)
+	err := a.Print(answer, func(w io.Writer) error {
 		for _, child := range children {
 			if _, err := fmt.Fprintln(w, child.ID); err != nil {
 				return err
@@ -100,7 +101,7 @@ func (a *app) sandboxPromote() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		return a.print(ans, func(w io.Writer) error {
+		return a.Print(ans, func(w io.Writer) error {
 			_, err := fmt.Fprintf(
 				w,
 				"%s won tree %s; %d siblings deleted, %d could not be\n",
@@ -133,8 +134,8 @@ func (a *app) sandboxSnapshot() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		a.statusf("%s of %s; it was paused for %d ms", size(s.SizeBytes), id, s.PauseMS)
-		return a.print(s, func(w io.Writer) error {
+		a.Statusf("%s of %s; it was paused for %d ms", cmdutil.Size(s.SizeBytes), id, s.PauseMS)
+		return a.Print(s, func(w io.Writer) error {
 			_, err := fmt.Fprintln(w, s.ID)
 			return err
 		})
@@ -143,7 +144,7 @@ func (a *app) sandboxSnapshot() *cobra.Command {
 }
 
 func (a *app) snapshot() *cobra.Command {
-	return group(
+	return cmdutil.Group(
 		"snapshot",
 		"List, push, pull and delete snapshots",
 		a.snapshotList(),
@@ -159,7 +160,7 @@ func (a *app) snapshotList() *cobra.Command {
 	c := &cobra.Command{Use: "list", Aliases: []string{"ls"}, Short: "List snapshots, newest first", Args: cobra.NoArgs}
 	c.Flags().StringVar(&sandbox, "sandbox", "", "only snapshots of this sandbox")
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		cl, err := a.dial()
+		cl, err := a.Dial()
 		if err != nil {
 			return err
 		}
@@ -167,7 +168,7 @@ func (a *app) snapshotList() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		return a.print(list, func(w io.Writer) error {
+		return a.Print(list, func(w io.Writer) error {
 			rows := make([][]string, 0, len(list))
 			for _, s := range list {
 				rows = append(
@@ -177,12 +178,12 @@ func (a *app) snapshotList() *cobra.Command {
 						s.Name,
 						string(s.SandboxID),
 						s.Template,
-						size(s.SizeBytes),
-						age(s.CreatedAt, time.Now()),
+						cmdutil.Size(s.SizeBytes),
+						cmdutil.Age(s.CreatedAt, time.Now()),
 					},
 				)
 			}
-			return table(w, []string{"ID", "NAME", "SANDBOX", "TEMPLATE", "SIZE", "AGE"}, rows)
+			return cmdutil.Table(w, []string{"ID", "NAME", "SANDBOX", "TEMPLATE", "SIZE", "AGE"}, rows)
 		})
 	}
 	return c
@@ -194,7 +195,7 @@ func (a *app) snapshotGet() *cobra.Command {
 		Short: "Show one snapshot",
 		Args:  cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
-			cl, err := a.dial()
+			cl, err := a.Dial()
 			if err != nil {
 				return err
 			}
@@ -206,13 +207,13 @@ func (a *app) snapshotGet() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return a.print(s, func(w io.Writer) error {
-				return facts(w, []fact{
+			return a.Print(s, func(w io.Writer) error {
+				return cmdutil.Facts(w, []cmdutil.Fact{
 					{"id", string(s.ID)},
 					{"name", s.Name},
 					{"sandbox", string(s.SandboxID)},
 					{"template", s.Template},
-					{"disk usage", size(s.SizeBytes)},
+					{"disk usage", cmdutil.Size(s.SizeBytes)},
 					{"memory", strconv.Itoa(s.MemoryMB) + " MiB"},
 					{"disk", strconv.Itoa(s.DiskMB) + " MiB"},
 					{"created", s.CreatedAt.Format(time.RFC3339)},
@@ -230,7 +231,7 @@ func (a *app) snapshotDelete() *cobra.Command {
 		Short:   "Delete snapshots",
 		Args:    cobra.MinimumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
-			cl, err := a.dial()
+			cl, err := a.Dial()
 			if err != nil {
 				return err
 			}

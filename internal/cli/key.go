@@ -12,6 +12,7 @@ import (
 
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/client"
+	"github.com/pandastack/pandastack/internal/cli/cmdutil"
 	"github.com/pandastack/pandastack/internal/cli/values"
 	"github.com/pandastack/pandastack/internal/control/auth"
 	"github.com/pandastack/pandastack/internal/lib/config"
@@ -20,7 +21,8 @@ import (
 )
 
 func (a *app) keys() *cobra.Command {
-	return group("key", "Create, rotate and revoke API keys", a.keyCreate(), a.keyList(), a.keyRotate(), a.keyRevoke())
+	return cmdutil.Group("key", "Create, rotate and revoke API keys",
+		a.keyCreate(), a.keyList(), a.keyRotate(), a.keyRevoke())
 }
 
 func (a *app) keyCreate() *cobra.Command {
@@ -73,7 +75,7 @@ func (a *app) keyCreate() *cobra.Command {
 }
 
 func (a *app) printToken(k api.TokenCreated) error {
-	return a.print(k, func(w io.Writer) error {
+	return a.Print(k, func(w io.Writer) error {
 		_, err := fmt.Fprintln(w, k.Token)
 		return err
 	})
@@ -81,7 +83,7 @@ func (a *app) printToken(k api.TokenCreated) error {
 
 func (a *app) createKey(ctx context.Context, req api.TokenRequest, offline, save bool) (api.TokenCreated, error) {
 	if !offline {
-		cl, err := a.dial()
+		cl, err := a.Dial()
 		if err != nil {
 			return api.TokenCreated{}, err
 		}
@@ -120,13 +122,14 @@ func (a *app) createKey(ctx context.Context, req api.TokenRequest, offline, save
 func (a *app) keyList() *cobra.Command {
 	get := func(ctx context.Context, cl *client.Client) ([]api.Token, error) { return cl.Tokens.List(ctx) }
 	head := []string{"PREFIX", "LABEL", "ROLE", "SCOPES", "FROM", "AGE", "LAST USED", "EXPIRES"}
-	return listCommand(a, "List keys", get, head, func(k api.Token) []string { return keyRow(k, time.Now()) })
+	return cmdutil.ListCommand(a.Factory, "List keys", get, head,
+		func(k api.Token) []string { return keyRow(k, time.Now()) })
 }
 
 func keyRow(k api.Token, now time.Time) []string {
 	used, expires, scopes, role := "never", "never", "all", string(k.Role)
 	if k.LastUsedAt != nil {
-		used = age(*k.LastUsedAt, now) + " ago"
+		used = cmdutil.Age(*k.LastUsedAt, now) + " ago"
 	}
 	if k.ExpiresAt != nil {
 		expires = k.ExpiresAt.Format("2006-01-02 15:04")
@@ -145,7 +148,7 @@ func keyRow(k api.Token, now time.Time) []string {
 	if len(k.CIDRs) > 0 {
 		from = strings.Join(k.CIDRs, ",")
 	}
-	return []string{k.Prefix, k.Label, role, scopes, from, age(k.CreatedAt, now), used, expires}
+	return []string{k.Prefix, k.Label, role, scopes, from, cmdutil.Age(k.CreatedAt, now), used, expires}
 }
 
 func (a *app) keyRotate() *cobra.Command {
@@ -161,7 +164,7 @@ func (a *app) keyRotate() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		cl, err := a.dial()
+		cl, err := a.Dial()
 		if err != nil {
 			return err
 		}
@@ -185,7 +188,7 @@ func (a *app) saveRotated(k api.TokenCreated) {
 		return // the file is of another user, or has another key
 	}
 	if err := node.SaveKey(dir, k.Token); err != nil {
-		a.statusf("pandastack: warning: %s still has the old key: %v", config.NodeFile(dir), err)
+		a.Statusf("pandastack: warning: %s still has the old key: %v", config.NodeFile(dir), err)
 	}
 }
 
@@ -195,16 +198,16 @@ func (a *app) keyRevoke() *cobra.Command {
 		Short: "Revoke a key with immediate effect",
 		Args:  cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
-			cl, err := a.dial()
+			cl, err := a.Dial()
 			if err != nil {
 				return err
 			}
 			if err := cl.Tokens.Revoke(c.Context(), args[0]); err != nil {
 				return err
 			}
-			a.statusf("%s revoked", args[0])
-			if a.json {
-				return writeJSON(a.Stdout, map[string]string{"revoked": args[0]})
+			a.Statusf("%s revoked", args[0])
+			if a.JSON {
+				return cmdutil.WriteJSON(a.Stdout, map[string]string{"revoked": args[0]})
 			}
 			return nil
 		},

@@ -12,6 +12,7 @@ import (
 
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/client"
+	"github.com/pandastack/pandastack/internal/cli/cmdutil"
 )
 
 // dialSandbox returns a client, and the sandbox id that arg contains.
@@ -20,7 +21,7 @@ func (a *app) dialSandbox(arg string) (*client.Client, api.SandboxID, error) {
 	if err != nil {
 		return nil, "", err
 	}
-	cl, err := a.dial()
+	cl, err := a.Dial()
 	return cl, id, err
 }
 
@@ -47,9 +48,9 @@ func (a *app) transition(
 			if err != nil {
 				return err
 			}
-			a.statusf("%s is %s (%d ms)", id, s.Status, took.Milliseconds())
-			if a.json {
-				return writeJSON(a.Stdout, s)
+			a.Statusf("%s is %s (%d ms)", id, s.Status, took.Milliseconds())
+			if a.JSON {
+				return cmdutil.WriteJSON(a.Stdout, s)
 			}
 			return nil
 		},
@@ -122,12 +123,12 @@ func (a *app) sandboxLifecycle() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		return a.print(l, func(w io.Writer) error {
+		return a.Print(l, func(w io.Writer) error {
 			expires := "never"
 			if l.ExpiresAt != nil {
 				expires = l.ExpiresAt.Format(time.RFC3339)
 			}
-			return facts(w, []fact{
+			return cmdutil.Facts(w, []cmdutil.Fact{
 				{"deleted when idle for", (time.Duration(l.TTLSeconds) * time.Second).String() + " (0s: never)"},
 				{"idle for", (time.Duration(l.IdleSeconds) * time.Second).String()},
 				{"persistent", strconv.FormatBool(l.Persistent)},
@@ -167,12 +168,12 @@ func (a *app) sandboxLogs() *cobra.Command {
 			return err
 		}
 		defer r.Close()
-		if a.json {
+		if a.JSON {
 			text, err := io.ReadAll(r)
 			if err != nil {
 				return err
 			}
-			return writeJSON(a.Stdout, map[string]string{"logs": string(text)})
+			return cmdutil.WriteJSON(a.Stdout, map[string]string{"logs": string(text)})
 		}
 		_, err = io.Copy(a.Stdout, r)
 		return err
@@ -182,7 +183,7 @@ func (a *app) sandboxLogs() *cobra.Command {
 
 func (a *app) events(ctx context.Context, cl *client.Client, id api.SandboxID, follow bool) error {
 	show := func(e api.Event) error {
-		return a.print(e, func(w io.Writer) error {
+		return a.Print(e, func(w io.Writer) error {
 			_, err := fmt.Fprintf(w, "%s  %s  %v\n", e.Time.Format(time.RFC3339), e.Type, e.Payload)
 			return err
 		})
@@ -194,8 +195,8 @@ func (a *app) events(ctx context.Context, cl *client.Client, id api.SandboxID, f
 	if err != nil {
 		return err
 	}
-	if a.json {
-		return writeJSON(a.Stdout, list)
+	if a.JSON {
+		return cmdutil.WriteJSON(a.Stdout, list)
 	}
 	for _, e := range list {
 		if err := show(e); err != nil {
@@ -219,7 +220,7 @@ func (a *app) sandboxPorts() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return a.print(list, func(w io.Writer) error {
+			return a.Print(list, func(w io.Writer) error {
 				rows := make([][]string, 0, len(list))
 				for _, p := range list {
 					rows = append(
@@ -233,7 +234,7 @@ func (a *app) sandboxPorts() *cobra.Command {
 						},
 					)
 				}
-				return table(w, []string{"PORT", "LABEL", "LISTENING", "PROGRAM", "URL"}, rows)
+				return cmdutil.Table(w, []string{"PORT", "LABEL", "LISTENING", "PROGRAM", "URL"}, rows)
 			})
 		},
 	}
@@ -253,25 +254,28 @@ func (a *app) sandboxMetrics() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return a.print(u, func(w io.Writer) error {
-				all := []fact{
+			return a.Print(u, func(w io.Writer) error {
+				all := []cmdutil.Fact{
 					{"up for", time.Duration(u.UptimeSeconds * float64(time.Second)).Round(time.Second).String()},
 					{"processor", fmt.Sprintf("%.1f %% of one, %.1f s in total", u.HostCPUPercent, u.HostCPUSeconds)},
-					{"memory on the host", size(u.HostPSSBytes) + " (PSS), " + size(u.HostRSSBytes) + " (RSS)"},
+					{
+						"memory on the host",
+						cmdutil.Size(u.HostPSSBytes) + " (PSS), " + cmdutil.Size(u.HostRSSBytes) + " (RSS)",
+					},
 					{"threads", strconv.Itoa(u.Threads)},
 				}
 				if g := u.Guest; g != nil {
-					all = append(all, []fact{
+					all = append(all, []cmdutil.Fact{
 						{
 							"memory in the guest",
-							size(g.MemTotalBytes-g.MemAvailableBytes) + " of " + size(g.MemTotalBytes),
+							cmdutil.Size(g.MemTotalBytes-g.MemAvailableBytes) + " of " + cmdutil.Size(g.MemTotalBytes),
 						},
-						{"disk in the guest", size(g.DiskUsedBytes) + " of " + size(g.DiskTotalBytes)},
+						{"disk in the guest", cmdutil.Size(g.DiskUsedBytes) + " of " + cmdutil.Size(g.DiskTotalBytes)},
 						{"load in the guest", fmt.Sprintf("%.2f", g.Load1)},
 						{"processes in the guest", strconv.Itoa(g.Processes)},
 					}...)
 				}
-				return facts(w, all)
+				return cmdutil.Facts(w, all)
 			})
 		},
 	}

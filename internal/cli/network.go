@@ -102,7 +102,7 @@ func (a *app) sandboxNetwork() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		return a.print(n, func(w io.Writer) error {
+		return a.Print(n, func(w io.Writer) error {
 			ports := "everyone who knows the id"
 			if n.PrivatePorts {
 				ports = "holders of a key, a signed preview URL or the traffic token"

@@ -11,12 +11,13 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/internal/cli/cmdutil"
 	"github.com/pandastack/pandastack/internal/ingress/proxy"
 )
 
 // sandboxPreview is the group of commands about signed URLs of ports.
 func (a *app) sandboxPreview() *cobra.Command {
-	return group("preview", "Make, list and revoke signed URLs of a sandbox's ports",
+	return cmdutil.Group("preview", "Make, list and revoke signed URLs of a sandbox's ports",
 		a.previewCreate(), a.previewList(), a.previewRevoke())
 }
 
@@ -48,7 +49,7 @@ func (a *app) previewCreate() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		return a.print(p, func(w io.Writer) error {
+		return a.Print(p, func(w io.Writer) error {
 			_, err := fmt.Fprintln(w, p.HostURL)
 			return err
 		})
@@ -68,7 +69,7 @@ func (a *app) previewList() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return a.print(list, func(w io.Writer) error {
+			return a.Print(list, func(w io.Writer) error {
 				rows := make([][]string, 0, len(list))
 				for _, p := range list {
 					state := "valid"
@@ -80,7 +81,7 @@ func (a *app) previewList() *cobra.Command {
 						p.ExpiresAt.Format(time.RFC3339),
 					})
 				}
-				return table(w, []string{"ID", "PORT", "PATHS", "STATE", "MADE WITH", "EXPIRES"}, rows)
+				return cmdutil.Table(w, []string{"ID", "PORT", "PATHS", "STATE", "MADE WITH", "EXPIRES"}, rows)
 			})
 		},
 	}

@@ -12,11 +12,12 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/internal/cli/cmdutil"
 	"github.com/pandastack/pandastack/internal/cli/values"
 )
 
 func (a *app) sandbox() *cobra.Command {
-	c := group(
+	c := cmdutil.Group(
 		"sandbox",
 		"Create sandboxes and work in them",
 		a.sandboxCreate(),
@@ -51,6 +52,7 @@ func (a *app) sandboxCreate() *cobra.Command {
 	var ttl, timeout time.Duration
 	var reach reachFlags
 	var limits values.LimitFlags
+	var volumes []string
 	c := &cobra.Command{
 		Use:   "create",
 		Short: "Create a sandbox from a template or a snapshot",
@@ -59,6 +61,7 @@ func (a *app) sandboxCreate() *cobra.Command {
 			"  pandastack sandbox create --template base --persistent --env KEY=value\n" +
 			"  pandastack sandbox create --no-internet --allow-out packages.example.com --allow-out " +
 			"'*.files.example.com'\n" +
+			"  pandastack sandbox create --volume data:/data --volume models:/models:ro\n" +
 			"  pandastack sandbox create --from-snapshot snp...",
 		Args: cobra.NoArgs,
 	}
@@ -79,6 +82,7 @@ func (a *app) sandboxCreate() *cobra.Command {
 	f.StringVar(&req.User, "user", "", "default user of commands and files")
 	f.StringVar(&req.Workdir, "workdir", "", "default working directory of commands")
 	f.IntVar(&req.DiskMB, "disk-mb", 0, "minimum size of the root disk in MiB")
+	f.StringArrayVar(&volumes, "volume", nil, "attach a volume, as NAME[:DIRECTORY][:ro] (default directory /mnt/NAME)")
 	reach.register(f)
 	limits.Register(f)
 	f.BoolVar(&reach.noInternet, "no-egress", false, "same as --no-internet")
@@ -92,10 +96,13 @@ func (a *app) sandboxCreate() *cobra.Command {
 		if err != nil {
 			return err
 		}
+		if req.Volumes, err = values.VolumeMounts(volumes); err != nil {
+			return err
+		}
 		if !n.AllowsAll() {
 			req.Network = &n
 		}
-		cl, err := a.dial()
+		cl, err := a.Dial()
 		if err != nil {
 			return err
 		}
@@ -103,8 +110,8 @@ func (a *app) sandboxCreate() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		a.statusf("%s is running from template %s (%s, %d ms)", sb.ID, sb.Template, sb.BootMode, sb.BootMS)
-		return a.print(sb, func(w io.Writer) error {
+		a.Statusf("%s is running from template %s (%s, %d ms)", sb.ID, sb.Template, sb.BootMode, sb.BootMS)
+		return a.Print(sb, func(w io.Writer) error {
 			_, err := fmt.Fprintln(w, sb.ID)
 			return err
 		})
@@ -131,7 +138,7 @@ func (a *app) sandboxList() *cobra.Command {
 			}
 			f.Statuses = append(f.Statuses, api.Status(s))
 		}
-		cl, err := a.dial()
+		cl, err := a.Dial()
 		if err != nil {
 			return err
 		}
@@ -139,7 +146,7 @@ func (a *app) sandboxList() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		return a.print(list, func(w io.Writer) error {
+		return a.Print(list, func(w io.Writer) error {
 			rows := make([][]string, 0, len(list))
 			for _, s := range list {
 				persistent := ""
@@ -153,13 +160,14 @@ func (a *app) sandboxList() *cobra.Command {
 						status(s),
 						s.Template,
 						strconv.Itoa(s.MemoryMB) + " MiB",
-						age(s.CreatedAt, time.Now()),
+						cmdutil.Age(s.CreatedAt, time.Now()),
 						persistent,
 						pairs(s.Metadata),
 					},
 				)
 			}
-			return table(w, []string{"ID", "STATUS", "TEMPLATE", "MEMORY", "AGE", "PERSISTENT", "METADATA"}, rows)
+			head := []string{"ID", "STATUS", "TEMPLATE", "MEMORY", "AGE", "PERSISTENT", "METADATA"}
+			return cmdutil.Table(w, head, rows)
 		})
 	}
 	return c
@@ -179,7 +187,7 @@ func (a *app) sandboxGet() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return a.print(s, func(w io.Writer) error { return sandboxFacts(w, s) })
+			return a.Print(s, func(w io.Writer) error { return sandboxFacts(w, s) })
 		},
 	}
 }
@@ -197,7 +205,7 @@ func sandboxFacts(w io.Writer, s api.Sandbox) error {
 	if s.ExpiresAt != nil {
 		expires = s.ExpiresAt.Format(time.RFC3339)
 	}
-	return facts(w, []fact{
+	return cmdutil.Facts(w, []cmdutil.Fact{
 		{"id", string(s.ID)},
 		{"status", status(s)},
 		{"failure", s.FailureReason},
@@ -246,7 +254,7 @@ func (a *app) sandboxDelete() *cobra.Command {
 		if all != (len(args) == 0) {
 			return fmt.Errorf("give the ids of sandboxes, or --all")
 		}
-		cl, err := a.dial()
+		cl, err := a.Dial()
 		if err != nil {
 			return err
 		}
@@ -280,10 +288,10 @@ func (a *app) deleteAll(ctx context.Context, names []string, remove func(context
 			continue
 		}
 		deleted = append(deleted, name)
-		a.statusf("%s deleted", name)
+		a.Statusf("%s deleted", name)
 	}
-	if a.json {
-		all = errors.Join(all, writeJSON(a.Stdout, map[string][]string{"deleted": deleted}))
+	if a.JSON {
+		all = errors.Join(all, cmdutil.WriteJSON(a.Stdout, map[string][]string{"deleted": deleted}))
 	}
 	return all
 }

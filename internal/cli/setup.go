@@ -14,6 +14,7 @@ import (
 	"golang.org/x/term"
 
 	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/internal/cli/cmdutil"
 	"github.com/pandastack/pandastack/internal/doctor"
 	"github.com/pandastack/pandastack/internal/host/probe"
 	"github.com/pandastack/pandastack/internal/setup"
@@ -57,7 +58,7 @@ func (a *app) setup() *cobra.Command {
 			if err := a.confirm(yes, what); err != nil {
 				return err
 			}
-			return local(setup.Remove(c.Context(), cfg, func(line string) { a.statusf("%s", line) }))
+			return local(setup.Remove(c.Context(), cfg, func(line string) { a.Statusf("%s", line) }))
 		}
 		return a.prepare(c.Context(), cfg, yes)
 	}
@@ -75,9 +76,9 @@ func (a *app) prepare(ctx context.Context, cfg setup.Config, yes bool) error {
 		return local(err)
 	}
 	if len(steps) > 0 {
-		a.statusf("plan for %s:", facts.Distribution)
+		a.Statusf("plan for %s:", facts.Distribution)
 		for i, s := range steps {
-			a.statusf("  %d. %s", i+1, s.Text)
+			a.Statusf("  %d. %s", i+1, s.Text)
 		}
 		if err := a.confirm(yes, ""); err != nil {
 			return err
@@ -90,7 +91,7 @@ func (a *app) prepare(ctx context.Context, cfg setup.Config, yes bool) error {
 	for _, s := range steps {
 		done = append(done, s.Text)
 	}
-	return a.print(map[string]any{"done": done, "data_dir": cfg.DataDir}, func(w io.Writer) error {
+	return a.Print(map[string]any{"done": done, "data_dir": cfg.DataDir}, func(w io.Writer) error {
 		if len(done) == 0 {
 			_, err := fmt.Fprintln(w, "nothing to do: this machine is ready")
 			return err
@@ -120,7 +121,7 @@ func (a *app) stepReport() setup.Report {
 				show("", 100)
 				return
 			}
-			a.statusf("\n%s", strings.Join(last, "\n"))
+			a.Statusf("\n%s", strings.Join(last, "\n"))
 		},
 	}
 }
@@ -131,9 +132,9 @@ func (a *app) confirm(yes bool, what string) error {
 		return nil
 	}
 	if what != "" {
-		a.statusf("%s", what)
+		a.Statusf("%s", what)
 	}
-	if _, ok := terminal(a.Stdin); !ok || a.json {
+	if _, ok := cmdutil.Terminal(a.Stdin); !ok || a.JSON {
 		return api.Errorf(api.Invalid, "nothing was done; use --yes to do it")
 	}
 	fmt.Fprint(a.Stderr, "Continue? [y/N] ")
@@ -162,7 +163,7 @@ func (a *app) doctor() *cobra.Command {
 			return err
 		}
 		width := 0
-		if screen, ok := terminal(a.Stdout); ok {
+		if screen, ok := cmdutil.Terminal(a.Stdout); ok {
 			if cols, _, err := term.GetSize(int(screen.Fd())); err == nil {
 				width = cols
 			}
@@ -180,12 +181,12 @@ func (a *app) doctor() *cobra.Command {
 				GuestAgent:  l.Agent(),
 			},
 			func(r probe.Result) {
-				if !a.json {
+				if !a.JSON {
 					broken = errors.Join(broken, doctor.Line(a.Stdout, r, width))
 				}
 			},
 		)
-		if a.json {
+		if a.JSON {
 			broken = doctor.JSON(a.Stdout, results)
 		} else {
 			_, err := fmt.Fprintln(a.Stdout, doctor.Summary(results))

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/term"
 
 	"github.com/pandastack/pandastack/client"
+	"github.com/pandastack/pandastack/internal/cli/cmdutil"
 )
 
 func (a *app) sandboxShell() *cobra.Command {
@@ -31,7 +32,7 @@ func (a *app) sandboxShell() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		screen, isTerminal := terminal(a.Stdin)
+		screen, isTerminal := cmdutil.Terminal(a.Stdin)
 		if isTerminal {
 			if cols, rows, err := term.GetSize(int(screen.Fd())); err == nil {
 				req.Rows, req.Cols = uint16(rows), uint16(cols)

@@ -7,6 +7,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/internal/cli/cmdutil"
 )
 
 func (a *app) snapshotPush() *cobra.Command {
@@ -19,7 +20,7 @@ func (a *app) snapshotPush() *cobra.Command {
 	c.Flags().BoolVar(&remove, "delete", false, "delete the snapshot from the object store instead; nodes that have "+
 		"it keep it")
 	c.RunE = func(c *cobra.Command, args []string) error {
-		cl, err := a.dial()
+		cl, err := a.Dial()
 		if err != nil {
 			return err
 		}
@@ -31,19 +32,19 @@ func (a *app) snapshotPush() *cobra.Command {
 			if err := cl.Snapshots.DeletePushed(c.Context(), id); err != nil {
 				return err
 			}
-			a.statusf("%s is deleted from the object store", id)
-			return a.print(api.SnapshotDeleted{Deleted: id}, func(io.Writer) error { return nil })
+			a.Statusf("%s is deleted from the object store", id)
+			return a.Print(api.SnapshotDeleted{Deleted: id}, func(io.Writer) error { return nil })
 		}
 		m, err := cl.Snapshots.Push(c.Context(), id)
 		if err != nil {
 			return err
 		}
-		a.statusf(
+		a.Statusf(
 			"%s new, %s uploaded in %d ms; %s in the object store",
-			size(m.NewBytes),
-			size(m.UploadedBytes),
+			cmdutil.Size(m.NewBytes),
+			cmdutil.Size(m.UploadedBytes),
 			m.TookMS,
-			size(m.StoredBytes),
+			cmdutil.Size(m.StoredBytes),
 		)
 		return a.printTransfer(m)
 	}
@@ -60,7 +61,7 @@ func (a *app) snapshotPull() *cobra.Command {
 	c.Flags().BoolVar(&req.Stream, "stream", false,
 		"return as soon as sandboxes can be created from it, and download the rest in the background")
 	c.RunE = func(c *cobra.Command, args []string) error {
-		cl, err := a.dial()
+		cl, err := a.Dial()
 		if err != nil {
 			return err
 		}
@@ -72,7 +73,7 @@ func (a *app) snapshotPull() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		a.statusf("%s downloaded in %d ms", size(m.FetchedBytes), m.TookMS)
+		a.Statusf("%s downloaded in %d ms", cmdutil.Size(m.FetchedBytes), m.TookMS)
 		return a.printTransfer(m)
 	}
 	return c
@@ -80,7 +81,7 @@ func (a *app) snapshotPull() *cobra.Command {
 
 // printTransfer prints the result of a transfer: the id, for scripts.
 func (a *app) printTransfer(m api.TransferResult) error {
-	return a.print(m, func(w io.Writer) error {
+	return a.Print(m, func(w io.Writer) error {
 		_, err := fmt.Fprintln(w, m.Snapshot.ID)
 		return err
 	})

@@ -12,12 +12,13 @@ import (
 
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/client"
+	"github.com/pandastack/pandastack/internal/cli/cmdutil"
 	"github.com/pandastack/pandastack/internal/cli/values"
 	"github.com/pandastack/pandastack/internal/lib/config"
 )
 
 func (a *app) template() *cobra.Command {
-	c := group(
+	c := cmdutil.Group(
 		"template",
 		"List, build and bake templates",
 		a.templateList(),
@@ -38,7 +39,7 @@ func (a *app) template() *cobra.Command {
 func (a *app) templateList() *cobra.Command {
 	get := func(ctx context.Context, cl *client.Client) ([]api.Template, error) { return cl.Templates.List(ctx) }
 	head := []string{"NAME", "BAKED", "CPU", "MEMORY", "DISK", "DISK USAGE", "DESCRIPTION"}
-	return listCommand(a, "List templates", get, head, func(t api.Template) []string {
+	return cmdutil.ListCommand(a.Factory, "List templates", get, head, func(t api.Template) []string {
 		return []string{
 			t.Name, baked(t), strconv.Itoa(t.CPU), strconv.Itoa(t.MemoryMB) + " MiB", strconv.Itoa(t.DiskMB) + " MiB",
 			diskUsage(t), t.Description,
@@ -49,9 +50,9 @@ func (a *app) templateList() *cobra.Command {
 // diskUsage returns the disk usage of a template and its apparent size.
 func diskUsage(t api.Template) string {
 	if t.ApparentBytes == 0 {
-		return size(t.SizeBytes)
+		return cmdutil.Size(t.SizeBytes)
 	}
-	return size(t.SizeBytes) + " of " + size(t.ApparentBytes)
+	return cmdutil.Size(t.SizeBytes) + " of " + cmdutil.Size(t.ApparentBytes)
 }
 
 func baked(t api.Template) string {
@@ -72,7 +73,7 @@ func (a *app) templateGet() *cobra.Command {
 		Short: "Show one template",
 		Args:  cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
-			cl, err := a.dial()
+			cl, err := a.Dial()
 			if err != nil {
 				return err
 			}
@@ -80,12 +81,12 @@ func (a *app) templateGet() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return a.print(t, func(w io.Writer) error {
+			return a.Print(t, func(w io.Writer) error {
 				fails := ""
 				if t.Bake != nil {
 					fails = t.Bake.Error
 				}
-				return facts(w, []fact{
+				return cmdutil.Facts(w, []cmdutil.Fact{
 					{"name", t.Name},
 					{"description", t.Description},
 					{"baked", baked(t)},
@@ -125,18 +126,18 @@ func (a *app) templateBake() *cobra.Command {
 	c.Flags().BoolVar(&req.Force, "force", false, "bake a template that is already baked again")
 	c.Flags().BoolVar(&noWait, "no-wait", false, "start the bake and do not wait for it")
 	c.RunE = func(c *cobra.Command, args []string) error {
-		cl, err := a.dial()
+		cl, err := a.Dial()
 		if err != nil {
 			return err
 		}
 		t, err := a.bake(c.Context(), cl, args[0], req, !noWait)
 		if c.Context().Err() != nil {
-			a.statusf("the node continues the bake; pandastack template bake %s follows it again", args[0])
+			a.Statusf("the node continues the bake; pandastack template bake %s follows it again", args[0])
 		}
 		if err != nil {
 			return err
 		}
-		return a.print(t, func(w io.Writer) error {
+		return a.Print(t, func(w io.Writer) error {
 			_, err := fmt.Fprintf(w, "%s: baked %s\n", t.Name, baked(t))
 			return err
 		})
@@ -171,11 +172,11 @@ func (a *app) bake(
 
 // progress returns a function that shows steps on standard error: in place on a terminal, otherwise one line per step.
 func (a *app) progress(what string) func(step string, percent int) {
-	_, screen := terminal(a.Stderr)
+	_, screen := cmdutil.Terminal(a.Stderr)
 	last, began := "", time.Now()
 	return func(step string, percent int) {
 		switch {
-		case a.json:
+		case a.JSON:
 		case screen && step == "":
 			fmt.Fprintf(a.Stderr, "\r\x1b[K%s: done in %s\n", what, time.Since(began).Round(time.Second))
 		case screen:
@@ -201,7 +202,7 @@ func (a *app) progress(what string) func(step string, percent int) {
 
 // endLine ends the line that progress has shown in place.
 func (a *app) endLine() {
-	if _, screen := terminal(a.Stderr); screen && !a.json {
+	if _, screen := cmdutil.Terminal(a.Stderr); screen && !a.JSON {
 		fmt.Fprintln(a.Stderr)
 	}
 }
@@ -212,7 +213,7 @@ func (a *app) me() *cobra.Command {
 		Short: "Show the workspace and user of the key",
 		Args:  cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			cl, err := a.dial()
+			cl, err := a.Dial()
 			if err != nil {
 				return err
 			}
@@ -220,8 +221,8 @@ func (a *app) me() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return a.print(m, func(w io.Writer) error {
-				return facts(w, []fact{
+			return a.Print(m, func(w io.Writer) error {
+				return cmdutil.Facts(w, []cmdutil.Fact{
 					{"workspace", string(m.Workspace)},
 					{"user", m.UserID},
 					{"key", m.TokenPrefix},
@@ -243,19 +244,19 @@ func (a *app) version() *cobra.Command {
 				Version string       `json:"version"`
 				Node    *api.Version `json:"node,omitempty"`
 			}{Version: a.Version}
-			if cl, err := a.dial(); err == nil {
+			if cl, err := a.Dial(); err == nil {
 				ctx, cancel := context.WithTimeout(c.Context(), time.Second)
 				defer cancel()
 				if v, err := cl.Version(ctx); err == nil {
 					out.Node = &v
 				}
 			}
-			return a.print(out, func(w io.Writer) error {
+			return a.Print(out, func(w io.Writer) error {
 				node := "not reachable"
 				if v := out.Node; v != nil {
 					node = strings.TrimSpace(v.Version + " " + v.Driver + " " + v.Accel)
 				}
-				return facts(w, []fact{{"pandastack", a.Version}, {"node", node}})
+				return cmdutil.Facts(w, []cmdutil.Fact{{"pandastack", a.Version}, {"node", node}})
 			})
 		},
 	}
@@ -271,7 +272,7 @@ func (a *app) config() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if a.json {
+			if a.JSON {
 				type setting struct {
 					Path, Value, Origin, Doc string
 				}
@@ -279,7 +280,7 @@ func (a *app) config() *cobra.Command {
 				for _, f := range l.Fields() {
 					all[f.Path] = setting{f.Path, f.Text(), l.Origin[f.Path], f.Doc}
 				}
-				return writeJSON(a.Stdout, all)
+				return cmdutil.WriteJSON(a.Stdout, all)
 			}
 			return l.Explain(a.Stdout)
 		},
@@ -292,5 +293,5 @@ func (a *app) config() *cobra.Command {
 			return config.Example(a.Stdout)
 		},
 	}
-	return group("config", "Explain the settings of the node on this machine", explain, example)
+	return cmdutil.Group("config", "Explain the settings of the node on this machine", explain, example)
 }

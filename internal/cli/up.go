@@ -80,7 +80,7 @@ func (a *app) up() *cobra.Command {
 
 // ready prints how to reach a node that has started.
 func (a *app) ready(r node.Ready) {
-	err := a.print(
+	err := a.Print(
 		config.NodeAccess{APIURL: r.URL, APIKey: r.FirstKey, TLSURL: r.TLSURL, CAFile: r.CAFile},
 		func(w io.Writer) error {
 			_, err := io.WriteString(w, readyText(r))
@@ -88,7 +88,7 @@ func (a *app) ready(r node.Ready) {
 		},
 	)
 	if err != nil {
-		a.statusf("pandastack: %v", err)
+		a.Statusf("pandastack: %v", err)
 	}
 }
 
@@ -114,7 +114,7 @@ func readyText(r node.Ready) string {
 // is never nil, when it is done.
 func (a *app) useNode(ctx context.Context, level slog.Level) (cl *client.Client, stop func() error, err error) {
 	none := func() error { return nil }
-	if cl, err = a.dial(); err != nil {
+	if cl, err = a.Dial(); err != nil {
 		return nil, none, err
 	}
 	probe, cancel := context.WithTimeout(ctx, 2*time.Second)
@@ -122,7 +122,7 @@ func (a *app) useNode(ctx context.Context, level slog.Level) (cl *client.Client,
 	if _, err := cl.Health(probe); err == nil || a.apiURL != "" {
 		return cl, none, err
 	}
-	a.statusf("no node is running at %s: starting one for this command", cl.URL())
+	a.Statusf("no node is running at %s: starting one for this command", cl.URL())
 	l, err := a.node(map[string]string{"listen": "127.0.0.1:0", "tls.listen": "", "tls.cert": "", "tls.key": ""})
 	if err != nil {
 		return nil, none, err

@@ -12,10 +12,11 @@ import (
 
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/client"
+	"github.com/pandastack/pandastack/internal/cli/cmdutil"
 )
 
 func (a *app) workspaces() *cobra.Command {
-	return group("workspace", "Manage workspaces and their quotas; needs an operator's key",
+	return cmdutil.Group("workspace", "Manage workspaces and their quotas; needs an operator's key",
 		a.workspaceCreate(), a.workspaceList(), a.workspaceSuspend(), a.workspaceResume(), a.workspaceQuota())
 }
 
@@ -34,7 +35,7 @@ func (a *app) workspaceCreate() *cobra.Command {
 		if req.Quotas, err = parseQuotas(quotas); err != nil {
 			return err
 		}
-		cl, err := a.dial()
+		cl, err := a.Dial()
 		if err != nil {
 			return err
 		}
@@ -42,7 +43,7 @@ func (a *app) workspaceCreate() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		return a.print(made, func(w io.Writer) error {
+		return a.Print(made, func(w io.Writer) error {
 			_, err := fmt.Fprintln(w, made.Token)
 			return err
 		})
@@ -55,8 +56,8 @@ func (a *app) workspaceList() *cobra.Command {
 		return cl.Workspaces.List(ctx)
 	}
 	head := []string{"WORKSPACE", "NAME", "STATUS", "AGE"}
-	return listCommand(a, "List workspaces", get, head, func(one api.WorkspaceInfo) []string {
-		return []string{string(one.ID), one.Name, one.Status, age(one.CreatedAt, time.Now())}
+	return cmdutil.ListCommand(a.Factory, "List workspaces", get, head, func(one api.WorkspaceInfo) []string {
+		return []string{string(one.ID), one.Name, one.Status, cmdutil.Age(one.CreatedAt, time.Now())}
 	})
 }
 
@@ -89,7 +90,7 @@ func (a *app) changeWorkspace(
 		Long:  long,
 		Args:  cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
-			cl, err := a.dial()
+			cl, err := a.Dial()
 			if err != nil {
 				return err
 			}
@@ -97,9 +98,9 @@ func (a *app) changeWorkspace(
 			if err != nil {
 				return err
 			}
-			a.statusf("%s is %s", got.ID, got.Status)
-			if a.json {
-				return writeJSON(a.Stdout, got)
+			a.Statusf("%s is %s", got.ID, got.Status)
+			if a.JSON {
+				return cmdutil.WriteJSON(a.Stdout, got)
 			}
 			return nil
 		},
@@ -117,7 +118,7 @@ func (a *app) workspaceQuota() *cobra.Command {
 			"  pandastack workspace quota acme vcpus=16 disk_mib=102400 templates=default",
 		Args: cobra.ArbitraryArgs,
 		RunE: func(c *cobra.Command, args []string) error {
-			cl, err := a.dial()
+			cl, err := a.Dial()
 			if err != nil {
 				return err
 			}
@@ -125,7 +126,7 @@ func (a *app) workspaceQuota() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return a.print(got, func(w io.Writer) error { return quotaTable(w, got.Quotas) })
+			return a.Print(got, func(w io.Writer) error { return quotaTable(w, got.Quotas) })
 		},
 	}
 }
@@ -184,5 +185,5 @@ func quotaTable(w io.Writer, quotas []api.Quota) error {
 		}
 		rows = append(rows, []string{q.Kind, used, allowed, q.Unit, from, q.Summary})
 	}
-	return table(w, []string{"KIND", "USED", "ALLOWED", "UNIT", "SET BY", "WHAT COUNTS"}, rows)
+	return cmdutil.Table(w, []string{"KIND", "USED", "ALLOWED", "UNIT", "SET BY", "WHAT COUNTS"}, rows)
 }

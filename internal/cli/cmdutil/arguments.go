@@ -1,4 +1,5 @@
-package cli
+// Package cmdutil has what the commands of the command line have in common: groups, arguments, and output.
+package cmdutil
 
 import (
 	"fmt"
@@ -7,20 +8,20 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// group returns a command that only contains others.
-func group(use, short string, commands ...*cobra.Command) *cobra.Command {
+// Group returns a command that only contains others.
+func Group(use, short string, commands ...*cobra.Command) *cobra.Command {
 	c := &cobra.Command{
 		Use:   use,
 		Short: short,
-		Args:  onlyCommands,
+		Args:  OnlyCommands,
 		RunE:  func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	c.AddCommand(commands...)
 	return c
 }
 
-// onlyCommands refuses an argument that is not a command of the group c, and suggests similar commands.
-func onlyCommands(c *cobra.Command, args []string) error {
+// OnlyCommands refuses an argument that is not a command of the group c, and suggests similar ones.
+func OnlyCommands(c *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil
 	}
@@ -50,10 +51,10 @@ func within(c *cobra.Command, name string) (found []string) {
 	return found
 }
 
-// explainArguments makes every command below c return its usage for wrong arguments.
-func explainArguments(c *cobra.Command) {
+// ExplainArguments makes every command below c return its usage for wrong arguments.
+func ExplainArguments(c *cobra.Command) {
 	for _, sub := range c.Commands() {
-		explainArguments(sub)
+		ExplainArguments(sub)
 	}
 	check := c.Args
 	if check == nil || c.HasSubCommands() {

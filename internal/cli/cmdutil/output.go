@@ -1,4 +1,4 @@
-package cli
+package cmdutil
 
 import (
 	"context"
@@ -16,24 +16,33 @@ import (
 	"github.com/pandastack/pandastack/client"
 )
 
-// print writes v as JSON with --json, and calls human otherwise.
-func (a *app) print(v any, human func(w io.Writer) error) error {
-	if a.json {
-		return writeJSON(a.Stdout, v)
-	}
-	return human(a.Stdout)
+// Factory has what commands need of the run that they belong to.
+type Factory struct {
+	JSON           bool // print JSON instead of tables
+	Stdin          io.Reader
+	Stdout, Stderr io.Writer
+	Dial           func() (*client.Client, error) // returns a client of the API
 }
 
-func writeJSON(w io.Writer, v any) error {
+// Print writes v as JSON with --json, and calls human otherwise.
+func (f *Factory) Print(v any, human func(w io.Writer) error) error {
+	if f.JSON {
+		return WriteJSON(f.Stdout, v)
+	}
+	return human(f.Stdout)
+}
+
+// WriteJSON writes v as indented JSON.
+func WriteJSON(w io.Writer, v any) error {
 	enc := json.NewEncoder(w)
 	enc.SetIndent("", "  ")
 	enc.SetEscapeHTML(false)
 	return enc.Encode(v)
 }
 
-// listCommand returns a command that prints a list: get fetches it, and row formats one element below head.
-func listCommand[T any](
-	a *app,
+// ListCommand returns a command that prints a list: get fetches it, and row formats one element below head.
+func ListCommand[T any](
+	f *Factory,
 	short string,
 	get func(ctx context.Context, cl *client.Client) ([]T, error),
 	head []string,
@@ -41,7 +50,7 @@ func listCommand[T any](
 ) *cobra.Command {
 	c := &cobra.Command{Use: "list", Aliases: []string{"ls"}, Short: short, Args: cobra.NoArgs}
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		cl, err := a.dial()
+		cl, err := f.Dial()
 		if err != nil {
 			return err
 		}
@@ -49,19 +58,19 @@ func listCommand[T any](
 		if err != nil {
 			return err
 		}
-		return a.print(list, func(w io.Writer) error {
+		return f.Print(list, func(w io.Writer) error {
 			rows := make([][]string, 0, len(list))
 			for _, one := range list {
 				rows = append(rows, row(one))
 			}
-			return table(w, head, rows)
+			return Table(w, head, rows)
 		})
 	}
 	return c
 }
 
-// table writes aligned rows below a header.
-func table(w io.Writer, head []string, rows [][]string) error {
+// Table writes aligned rows below a header.
+func Table(w io.Writer, head []string, rows [][]string) error {
 	t := tabwriter.NewWriter(w, 0, 4, 2, ' ', 0)
 	fmt.Fprintln(t, strings.Join(head, "\t"))
 	for _, r := range rows {
@@ -70,29 +79,29 @@ func table(w io.Writer, head []string, rows [][]string) error {
 	return t.Flush()
 }
 
-// fact is one line of the description of an object.
-type fact struct{ name, value string }
+// Fact is one line of the description of an object: a name and a value.
+type Fact [2]string
 
-// facts writes aligned names and values, without those whose value is empty.
-func facts(w io.Writer, all []fact) error {
+// Facts writes aligned names and values, without those whose value is empty.
+func Facts(w io.Writer, all []Fact) error {
 	t := tabwriter.NewWriter(w, 0, 4, 2, ' ', 0)
 	for _, f := range all {
-		if f.value != "" {
-			fmt.Fprintf(t, "%s\t%s\n", f.name, f.value)
+		if f[1] != "" {
+			fmt.Fprintf(t, "%s\t%s\n", f[0], f[1])
 		}
 	}
 	return t.Flush()
 }
 
-// statusf writes one line about progress to standard error, and nothing with --json.
-func (a *app) statusf(format string, args ...any) {
-	if !a.json {
-		fmt.Fprintf(a.Stderr, format+"\n", args...)
+// Statusf writes one line about progress to standard error, and nothing with --json.
+func (f *Factory) Statusf(format string, args ...any) {
+	if !f.JSON {
+		fmt.Fprintf(f.Stderr, format+"\n", args...)
 	}
 }
 
-// age returns the time between t and now in one unit, such as 5m.
-func age(t, now time.Time) string {
+// Age returns the time between t and now in one unit, such as 5m.
+func Age(t, now time.Time) string {
 	if t.IsZero() {
 		return ""
 	}
@@ -108,8 +117,8 @@ func age(t, now time.Time) string {
 	return fmt.Sprintf("%dd", int(d.Hours()/24))
 }
 
-// size returns n bytes in binary units, such as 1.5 GiB.
-func size(n int64) string {
+// Size returns n bytes in binary units, such as 1.5 GiB.
+func Size(n int64) string {
 	units := []string{"B", "KiB", "MiB", "GiB", "TiB"}
 	v, i := float64(n), 0
 	for v >= 1024 && i < len(units)-1 {
@@ -121,8 +130,8 @@ func size(n int64) string {
 	return fmt.Sprintf("%.1f %s", v, units[i])
 }
 
-// terminal returns the file behind a stream, and reports whether it is a terminal.
-func terminal(stream any) (*os.File, bool) {
+// Terminal returns the file behind a stream, and reports whether it is a terminal.
+func Terminal(stream any) (*os.File, bool) {
 	f, ok := stream.(*os.File)
 	return f, ok && term.IsTerminal(int(f.Fd()))
 }
