@@ -231,7 +231,7 @@ func (w *guestState) Signal(ctx context.Context, ref guestapi.ProcessRef, signal
 		if err != nil {
 			return err
 		}
-		if p.Exit != nil {
+		if p.Exit != nil || p.Signal != 0 { // every signal ends it
 			return fmt.Errorf("process %d: %w", p.PID, guestapi.ErrNotFound)
 		}
 		if signal != 0 {
