@@ -167,8 +167,27 @@ func (m *machine) nodeOf(ctx context.Context, n int) (blockNode, error) {
 	return blockNode{}, fmt.Errorf("the monitor has no drive %s", diskID(n))
 }
 
+// unusedSet returns the number of an fd set that the monitor does not have. It is never 0, which stands for none here;
+// the monitor's own choice would be the lowest unused number.
+func (m *machine) unusedSet(ctx context.Context) (int, error) {
+	var sets []struct {
+		ID int `json:"fdset-id"`
+	}
+	if err := m.do(ctx, "query-fdsets", nil, &sets); err != nil {
+		return 0, err
+	}
+	highest := 0
+	for _, s := range sets {
+		highest = max(highest, s.ID)
+	}
+	return highest + 1, nil
+}
+
 // addNode gives a disk's files to the monitor and makes a node of them.
 func (m *machine) addNode(ctx context.Context, n int, disk vmm.Disk) (node blockNode, bytes int64, err error) {
+	if node.set, err = m.unusedSet(ctx); err != nil {
+		return node, 0, err
+	}
 	modes := []int{os.O_RDONLY, os.O_RDWR}
 	if disk.ReadOnly {
 		modes = modes[:1]
@@ -181,15 +200,7 @@ func (m *machine) addNode(ctx context.Context, n int, disk vmm.Disk) (node block
 		info, err := f.Stat()
 		if err == nil {
 			bytes = info.Size()
-			args := map[string]any{}
-			if node.set != 0 {
-				args["fdset-id"] = node.set
-			}
-			var added struct {
-				Set int `json:"fdset-id"`
-			}
-			err = m.do(ctx, "add-fd", args, &added, f)
-			node.set = added.Set
+			err = m.do(ctx, "add-fd", map[string]int{"fdset-id": node.set}, nil, f)
 		}
 		if err := errors.Join(err, f.Close()); err != nil {
 			return node, 0, err
