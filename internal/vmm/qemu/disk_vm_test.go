@@ -4,6 +4,7 @@ package qemu_test
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -56,6 +57,18 @@ func testFlushes(t *testing.T, h *vmmtest.Host, checkpoints bool) {
 		t.Fatal(err)
 	}
 	wantFlushes(t, m, false)
+	original := m.Spec.Disks[0]
+	if err := m.Machine.(vmm.DiskSwapper).SwapDisk(t.Context(), 0, original); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range openFiles(t, m.PID()) {
+		if path == other {
+			t.Errorf("the monitor has %s open, which it has no longer", path)
+		}
+	}
+	if err := m.Machine.(vmm.DiskSwapper).SwapDisk(t.Context(), 0, disk); err != nil {
+		t.Fatal(err)
+	}
 	if err := errors.Join(m.Resume(t.Context()), m.Link.Thaw(t.Context())); err != nil {
 		t.Fatal(err)
 	}
@@ -73,4 +86,19 @@ func wantFlushes(t *testing.T, m *vmmtest.Machine, want bool) {
 	if err != nil || slices.Contains(got, !want) || len(got) == 0 {
 		t.Errorf("Flushes() = %v, %v; want %v", got, err, want)
 	}
+}
+
+// openFiles returns the files that a process has open.
+func openFiles(t *testing.T, pid int) (paths []string) {
+	t.Helper()
+	links, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, link := range links {
+		if path, err := os.Readlink(link); err == nil { // one that is gone was closed meanwhile
+			paths = append(paths, path)
+		}
+	}
+	return paths
 }
