@@ -58,13 +58,14 @@ func testFlushes(t *testing.T, h *vmmtest.Host, checkpoints bool) {
 	}
 	wantFlushes(t, m, false)
 	original := m.Spec.Disks[0]
+	if slices.Contains(openFiles(t, m.PID()), original.Path) {
+		t.Errorf("the monitor has %s open, which was taken from it", original.Path)
+	}
 	if err := m.Machine.(vmm.DiskSwapper).SwapDisk(t.Context(), 0, original); err != nil {
 		t.Fatal(err)
 	}
-	for _, path := range openFiles(t, m.PID()) {
-		if path == other {
-			t.Errorf("the monitor has %s open, which it has no longer", path)
-		}
+	if slices.Contains(openFiles(t, m.PID()), other) {
+		t.Errorf("the monitor has %s open, which was taken from it", other)
 	}
 	if err := m.Machine.(vmm.DiskSwapper).SwapDisk(t.Context(), 0, disk); err != nil {
 		t.Fatal(err)
