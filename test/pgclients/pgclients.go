@@ -64,7 +64,8 @@ func Psql(t testing.TB, program string) []string {
 var fetchPsql = strings.TrimSpace(`
 mkdir -p lists/partial cache/archives/partial root
 key=/usr/share/keyrings/debian-archive-keyring.gpg
-echo "deb [signed-by=$key] http://deb.debian.org/debian trixie main" > sources.list
+mirror=$(apt-get indextargets --format '$(REPO_URI)' | grep -v security | head -n1) # the one that this machine uses
+echo "deb [signed-by=$key] $mirror trixie main" > sources.list
 get() {
 	apt-get -qq -o Dir::Etc::sourcelist="$PWD/sources.list" -o Dir::Etc::sourceparts=/dev/null \
 		-o Dir::State::lists="$PWD/lists" -o Dir::State::status=/dev/null -o Dir::Cache="$PWD/cache" \

@@ -194,7 +194,7 @@ func (s *Service) settleAfter(ctx context.Context, v store.Volume, why error) {
 	ctx, cancel := detached(ctx)
 	defer cancel()
 	if err := s.settleLocked(ctx, v.ID); err != nil {
-		s.log.Warn("who has a volume is not known; its host is asked again", "volume", v.ID,
+		s.log.Warn("the writer of a volume is not known; its host is asked again", "volume", v.ID,
 			"err", errors.Join(why, err))
 	}
 }
@@ -209,7 +209,7 @@ func (s *Service) settle(ctx context.Context, id string) error {
 	}
 	defer release()
 	if err := s.settleLocked(ctx, id); err != nil {
-		s.log.Warn("who has a volume is not known; its host is asked again", "volume", id, "err", err)
+		s.log.Warn("the writer of a volume is not known; its host is asked again", "volume", id, "err", err)
 	}
 	return nil // what was asked for is done
 }

@@ -158,7 +158,7 @@ func TestScheduleAndRetention(t *testing.T) {
 		<-time.After(24 * time.Hour)
 		synctest.Wait()
 		if all, err = w.Backups(ctx, alice, "data", false); err != nil || all[0].ID != newest {
-			t.Errorf("a volume that nobody writes to was backed up: %+v, %v", all, err)
+			t.Errorf("a volume without a writer was backed up: %+v, %v", all, err)
 		}
 		if now, err := w.Get(ctx, alice, string(v.ID)); err != nil || *now.Backup.RPOSeconds != 0 {
 			t.Errorf("status %+v, %v", now.Backup, err)

@@ -181,7 +181,7 @@ func failOnce(t *testing.T, op operation, c *faultInjector) {
 	if got := w.content(); got == "gone" {
 		return
 	}
-	// Who has it can give it back, and it can be deleted.
+	// Its sandbox can detach it, and then it can be deleted.
 	page, err := w.boxes.List(ctx, alice, api.SandboxFilter{})
 	w.must(err)
 	for _, b := range page.Sandboxes {

@@ -28,7 +28,7 @@ func (c Config) encryption(context.Context) Finding {
 	case device == "":
 		return ok("%s is on an encrypted block device (dm-crypt)", at)
 	}
-	return ok("%s is on a block device without dm-crypt (%s): who has the disk can read snapshots and disks of "+
+	return ok("%s is on a block device without dm-crypt (%s): anyone with the disk can read snapshots and disks of "+
 		"sandboxes, unless the device encrypts by itself", at, device)
 }
 

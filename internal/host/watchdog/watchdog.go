@@ -259,7 +259,7 @@ func (w *Watchdog) probe(ctx context.Context, s suspect) {
 		w.log.Warn("the guest of a machine does not answer", "machine", id, "since", now, "err", err)
 		w.report(id, now)
 	case !was.IsZero() && now.IsZero():
-		w.log.Info("the guest of a machine answers again", "machine", id)
+		w.log.Info("the guest of a machine replies again", "machine", id)
 		w.report(id, time.Time{})
 	}
 }
