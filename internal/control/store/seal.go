@@ -256,6 +256,8 @@ func sealAll(ctx context.Context, tx *Tx) error {
 		sealTable[Version](ctx, tx, "env"),
 		sealTable[Build](ctx, tx, "spec"),
 		sealTable[Job](ctx, tx, "payload"),
+		sealTable[Database](ctx, tx, "password", "verifier", "broker_token"),
+		sealTable[DatabaseRole](ctx, tx, "verifier"),
 	); err != nil {
 		return err
 	}

@@ -31,6 +31,11 @@ func insertSecrets(t *testing.T, db *store.DB) {
 			tx.InsertVersion(ctx, &store.Version{ID: "ver1", Env: env}),
 			tx.InsertBuild(ctx, &store.Build{ID: "bld1", State: "queued", Spec: secretWord}),
 			tx.InsertJob(ctx, &store.Job{ID: "job1", Kind: "k", UniqueKey: "u", State: "queued", Payload: secretWord}),
+			tx.InsertDatabase(ctx, &store.Database{
+				ID: "dbs1", State: store.DatabaseReady, Password: secretWord, Verifier: secretWord,
+				BrokerToken: secretWord,
+			}),
+			tx.SetDatabaseRoles(ctx, "dbs1", []store.DatabaseRole{{Name: "r", Verifier: secretWord}}),
 		)
 	})
 	if err != nil {
@@ -78,6 +83,12 @@ func wantSecrets(t *testing.T, db *store.DB) {
 	check("Versions", versions[0].Env, nil, secretWord, err)
 	build, err := tx.Build(ctx, "bld1")
 	check("Build", nil, nil, build.Spec, err)
+	database, err := tx.Database(ctx, "dbs1")
+	check("Database password", nil, nil, database.Password, err)
+	check("Database verifier", nil, nil, database.Verifier, err)
+	check("Database token", nil, nil, database.BrokerToken, err)
+	role, err := tx.DatabaseRole(ctx, "dbs1", "r")
+	check("DatabaseRole", nil, nil, role.Verifier, err)
 	builds, err := tx.Builds(ctx, store.BuildQuery{})
 	if err != nil || len(builds) != 1 {
 		t.Fatalf("Builds = %d rows, %v; want 1", len(builds), err)

@@ -22,6 +22,7 @@ func Run(t *testing.T, open func(t *testing.T) *store.DB) {
 		"port":   ports, "audit": audits, "template": templates, "build": builds, "job": jobs, "layer": layers,
 		"setting": settings, "used": lastUses, "seen": lastSeen, "workspace": workspaces, "quota": quotas,
 		"preview": previews, "lock": workspaceLock, "sums": sums, "upload": uploads,
+		"database": databases, "database members": databaseMembers,
 		"volume": volumes, "volume lease": volumeLeases, "volume snapshot": volumeSnapshots,
 		"volume backup": volumeBackups,
 	} {
