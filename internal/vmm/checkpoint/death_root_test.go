@@ -199,6 +199,9 @@ func killAt(step int, args ...string) (killed bool, output string, err error) {
 }
 
 // trace lets a process, which stopped at its first instruction, run until it ends, or until the given step.
+//
+// The end of a process kills its threads wherever they are, also in a stop that was just reported: ESRCH means that
+// the end of the thread is what is to be waited for.
 func trace(pid, step int) (status unix.WaitStatus, killed bool, err error) {
 	if _, err := unix.Wait4(pid, &status, 0, nil); err != nil {
 		return 0, false, err
@@ -225,14 +228,14 @@ func trace(pid, step int) (status unix.WaitStatus, killed bool, err error) {
 		}
 		switch signal = int(status.StopSignal()); signal {
 		case int(unix.SIGTRAP) | 0x80:
+			signal = 0
 			var regs unix.PtraceRegs
-			if err := unix.PtraceGetRegs(tid, &regs); err != nil {
+			if err := unix.PtraceGetRegs(tid, &regs); err != nil && err != unix.ESRCH {
 				return 0, false, err
 			}
 			if regs.Orig_rax == unix.SYS_PTRACE {
 				steps++
 			}
-			signal = 0
 		case int(unix.SIGTRAP), int(unix.SIGSTOP): // a new thread
 			signal = 0
 		}
