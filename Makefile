@@ -11,7 +11,7 @@ export CGO_ENABLED := 0
 export PANDASTACK_TEST_DATA := $(DATA)
 
 .DEFAULT_GOAL := help
-.PHONY: help build generate fmt lint check prepare test test-unit test-root test-vm test-e2e test-slow test-templates test-memory soak bench demo kernel release-data clean
+.PHONY: help build install generate fmt lint check prepare test test-unit test-root test-vm test-e2e test-slow test-templates test-memory soak bench demo kernel release-data clean
 
 help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -20,6 +20,9 @@ build: ## build bin/pandastack and bin/pandastack-guest
 	$(GO) build -trimpath -buildvcs=false -ldflags "-s -w -X main.version=$(VERSION)" -o bin/ ./cmd/pandastack
 	@# Templates are baked with the guest agent: it is another one only if its code is.
 	$(GO) build -trimpath -buildvcs=false -ldflags "-s -w" -o bin/ ./cmd/pandastack-guest
+
+install: build ## install the built program as a service of systemd, or upgrade it
+	$(SUDO) bin/pandastack service install $(INSTALL)
 
 generate: ## write what is generated: OpenAPI, CLI and configuration pages, help goldens
 	tools/generate.sh

@@ -9,6 +9,7 @@ import (
 	"syscall"
 
 	"github.com/pandastack/pandastack/internal/cli"
+	"github.com/pandastack/pandastack/internal/node"
 	"github.com/pandastack/pandastack/internal/os/uffd/uffdtest"
 )
 
@@ -21,9 +22,16 @@ func main() {
 	if !signal.Ignored(syscall.SIGHUP) { // nohup(1) makes it ignored
 		signals = append(signals, syscall.SIGHUP)
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), signals...)
+	ctx, cancel := context.WithCancelCause(context.Background())
+	received := make(chan os.Signal, 1)
+	signal.Notify(received, signals...)
+	go func() { // ends with the program
+		if <-received == syscall.SIGTERM {
+			cancel(node.ErrTerminated)
+			return
+		}
+		cancel(nil)
+	}()
 	p := cli.Process{Version: version, Env: os.Environ(), Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr}
-	code := cli.Run(ctx, p, os.Args[1:])
-	stop()
-	os.Exit(code)
+	os.Exit(cli.Run(ctx, p, os.Args[1:]))
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/client"
 	"github.com/pandastack/pandastack/internal/cli/cmdutil"
+	"github.com/pandastack/pandastack/internal/cli/service"
 	"github.com/pandastack/pandastack/internal/cli/volume"
 	"github.com/pandastack/pandastack/internal/lib/config"
 )
@@ -171,7 +172,7 @@ func (a *app) root() *cobra.Command {
 			root.AddCommand(c)
 		}
 	}
-	add("node", a.up(), a.setup(), a.doctor(), a.config(), a.version())
+	add("node", a.up(), a.setup(), a.service(), a.doctor(), a.config(), a.version())
 	add("use", a.sandbox(), a.template(), a.snapshot(), volume.Command(a.Factory))
 	add("use", a.keys(), a.workspaces(), a.audit(), a.me())
 	add("measure", a.demo(), a.bench(), a.conformance())
@@ -199,6 +200,14 @@ func (a *app) node(flags map[string]string) (*config.Loaded, error) {
 		fmt.Fprintln(a.Stderr, "pandastack: warning: "+w)
 	}
 	return l, nil
+}
+
+func (a *app) service() *cobra.Command {
+	return service.Command(a.Factory, service.Options{
+		Load: func() (*config.Loaded, error) { return a.node(nil) },
+		File: func() string { return a.file },
+		Fail: local,
+	})
 }
 
 // dial returns a client of the API.

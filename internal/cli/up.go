@@ -59,8 +59,9 @@ func (a *app) up() *cobra.Command {
 		Short: "Run a node on this machine in the foreground",
 		Long: "Run a node on this machine in the foreground: API, control plane and host agent in one process.\n" +
 			"Interrupt it to stop: persistent sandboxes are hibernated and return with the next start, others\n" +
-			"are deleted. A node that is killed leaves its machines running, and the next one adopts them. The\n" +
-			"first start prints the first API key once.",
+			"are deleted. A node that is killed leaves its machines running, and the next one adopts them; with\n" +
+			"--lifecycle-keep-running, so does one that is terminated (SIGTERM). The first start prints the\n" +
+			"first API key once.",
 		Args: cobra.NoArgs,
 	}
 	set := settings(c.Flags())
@@ -73,7 +74,13 @@ func (a *app) up() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		return local(node.Up(c.Context(), node.Options{Config: &l.Node, Version: a.Version, Log: log, Ready: a.ready}))
+		manager, err := config.ServiceManager(a.Env)
+		if err != nil {
+			return err
+		}
+		return local(node.Up(c.Context(), node.Options{
+			Config: &l.Node, Version: a.Version, Log: log, Ready: a.ready, Manager: manager,
+		}))
 	}
 	return c
 }

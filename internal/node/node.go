@@ -3,7 +3,8 @@
 // Up creates all components in one process, in order of dependency, and runs those that have a main loop. The cleanup
 // of each component is registered right after its creation. When the context ends or a component fails, all components
 // are stopped in reverse order within one time limit, and persistent machines are hibernated. A node that is killed
-// leaves its machines running, and the next Up adopts them.
+// leaves its machines running, and the next Up adopts them; so does one with lifecycle.keep_running, unless its user
+// interrupts it.
 //
 // A data directory belongs to one node at a time: Up fails with InUseError if another node uses it.
 package node
@@ -25,6 +26,7 @@ import (
 	"github.com/pandastack/pandastack/internal/lib/cleanup"
 	"github.com/pandastack/pandastack/internal/lib/config"
 	"github.com/pandastack/pandastack/internal/lib/durable"
+	"github.com/pandastack/pandastack/internal/lib/systemd"
 )
 
 // Options of a node.
@@ -34,9 +36,16 @@ type Options struct {
 	Log     *slog.Logger
 	// Ready is called once, when the node accepts requests. It must not block.
 	Ready func(Ready)
+	// Manager receives a message when the node is ready, works, and stops.
+	Manager systemd.Manager
 	// Store replaces the object store that object_store.url names; nil uses that one. The caller closes Store.
 	Store blob.Store
 }
+
+// ErrTerminated is the cause of a context that ends because the program is terminated.
+//
+// With lifecycle.keep_running its machines are left running then; every other end of the context stops them.
+var ErrTerminated = errors.New("the program was terminated")
 
 // Ready says how to reach a node that has started.
 type Ready struct {
@@ -70,7 +79,10 @@ func Up(ctx context.Context, opt Options) error {
 		if ctx.Err() == nil {
 			err = context.Cause(running)
 		}
-		n.Log.Info("stopping")
+		n.Log.Info("stopping", "why", context.Cause(running))
+	}
+	if err := n.Manager.Notify(systemd.Stopping); err != nil {
+		n.Log.Warn("systemd does not know that the node stops", "err", err)
 	}
 	return errors.Join(err, n.stop(ctx))
 }
@@ -146,7 +158,11 @@ func (n *node) start(ctx context.Context) error {
 	}
 	// Registered only now: a node that fails to start leaves its machines running for the next one. The control plane
 	// still follows the host's events while Close runs, since it was registered earlier and stops later.
-	n.undo.Push("hibernate or stop machines", host.Close)
+	n.undo.Push("hibernate or stop machines", func(stop context.Context) error {
+		interrupted := errors.Is(context.Cause(ctx), context.Canceled)
+		host.SetLeaveRunning(n.Config.Lifecycle.KeepRunning && !interrupted)
+		return host.Close(stop)
+	})
 	n.run(ctx, "host agent", host.Run)
 	ready := Ready{URL: n.url(plain), FirstKey: first}
 	if secure != nil {
@@ -159,6 +175,7 @@ func (n *node) start(ctx context.Context) error {
 	}
 	n.serve(ctx, plain, handler, nil)
 	n.Log.Info("node is ready", "url", ready.URL, "data", n.Config.DataDir, "took", time.Since(began))
+	n.run(ctx, "service manager", func(ctx context.Context) error { return n.reportAlive(ctx, ready.URL) })
 	if n.Ready != nil {
 		n.Ready(ready)
 	}

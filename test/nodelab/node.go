@@ -171,10 +171,21 @@ func Start(t *testing.T, dir string, args ...string) *Node {
 	return n
 }
 
-// Stop stops the node cleanly and waits for it to exit.
+// Stop stops the node cleanly and waits for it to exit. With lifecycle.keep_running it leaves machines running.
 func (n *Node) Stop() {
 	n.t.Helper()
-	if err := n.Cmd.Process.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
+	n.stop(syscall.SIGTERM)
+}
+
+// Interrupt stops the node and its machines, and waits for it to exit.
+func (n *Node) Interrupt() {
+	n.t.Helper()
+	n.stop(syscall.SIGINT)
+}
+
+func (n *Node) stop(sig syscall.Signal) {
+	n.t.Helper()
+	if err := n.Cmd.Process.Signal(sig); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		n.t.Errorf("stop: %v", err)
 	}
 	timer := time.NewTimer(Limit)

@@ -226,7 +226,8 @@ func (b Build) Allowed() ([]netip.Prefix, error) {
 	return all, nil
 }
 
-// Lifecycle bounds how long the node takes to stop.
+// Lifecycle is how the node stops.
 type Lifecycle struct {
+	KeepRunning     bool          `yaml:"keep_running" default:"false"`
 	ShutdownTimeout time.Duration `yaml:"shutdown_timeout" was:"lifecycle.stop" default:"60s"`
 }

@@ -188,5 +188,7 @@ var settingDocs = map[string]string{
 	"build.allow_networks": "Private or reserved networks, such as 10.1.0.0/16, in which builds may reach " +
 		"registries, separated by commas. Metadata services of clouds stay closed.",
 
+	"lifecycle.keep_running": "Leave sandboxes running when the node is terminated (SIGTERM) or fails, for the next " +
+		"start to adopt. An interrupt (SIGINT) hibernates or deletes them all the same.",
 	"lifecycle.shutdown_timeout": "Time limit of a clean shutdown, including the hibernation of sandboxes.",
 }
