@@ -54,10 +54,14 @@ func (f *Files) read(ctx context.Context, id api.SandboxID, name, span string) (
 type WriteOptions struct {
 	User string // owner; "": the sandbox's default
 	Mode uint32 // permissions; 0: 0644, or those of the existing file
+	// InPlace empties an existing file and writes it, so that its hard links and programs that have it open see the new
+	// content, also while it is incomplete. Otherwise a new file takes its place.
+	InPlace bool
 }
 
-// Write writes a stream of any size to a path, whole or not at all, and creates missing parents.
+// Write writes a stream of any size to a path and creates missing parents.
 //
+// The file is written whole or not at all, unless the options say otherwise.
 // size is the number of bytes, -1 if it is not known. r is read once, so the request is never retried.
 func (f *Files) Write(
 	ctx context.Context,
@@ -71,6 +75,9 @@ func (f *Files) Write(
 	setNonEmpty(q, "user", opt.User)
 	if opt.Mode != 0 {
 		q.Set("mode", fmt.Sprintf("%04o", opt.Mode))
+	}
+	if opt.InPlace {
+		q.Set("atomic", "false")
 	}
 	var out api.FileWritten
 	if size == 0 {

@@ -1,9 +1,13 @@
 package guestapi
 
 // FileRequest is any request about files on the wire. Each operation uses the fields it needs.
+//
+// Flag is the operation's option: whether a removal or a watch includes everything below, whether a write is atomic,
+// and for the operations that describe files whether to say where symbolic links lead. Agents in older snapshots know
+// it only of removals and watches.
 type FileRequest struct {
 	Path, To, User string
-	Recursive      bool
+	Flag           bool
 	Depth          int
 	Offset, Length int64
 	Mode           uint32
@@ -17,7 +21,7 @@ func AppendFileRequest(b []byte, r *FileRequest) []byte {
 	w.str(r.Path)
 	w.str(r.To)
 	w.str(r.User)
-	w.bool(r.Recursive)
+	w.bool(r.Flag)
 	w.int(int64(r.Depth))
 	w.int(r.Offset)
 	w.int(r.Length)
@@ -31,19 +35,26 @@ func AppendFileRequest(b []byte, r *FileRequest) []byte {
 func ParseFileRequest(b []byte) (FileRequest, error) {
 	p := parser{b: b}
 	r := FileRequest{
-		Path: p.str(MaxPath), To: p.str(MaxPath), User: p.str(MaxName), Recursive: p.bool(),
+		Path: p.str(MaxPath), To: p.str(MaxPath), User: p.str(MaxName), Flag: p.bool(),
 		Depth: int(int32(p.int())), Offset: p.int(), Length: p.int(),
 		Mode: uint32(p.uintMax(1<<32 - 1)), Size: p.int(), Metadata: p.metadata(),
 	}
 	return r, p.end()
 }
 
+// withEnd is added to the kind of a symbolic link whose end follows, which only requests with the flag get.
+const withEnd = 0x80
+
 // AppendFileInfo encodes i.
 func AppendFileInfo(b []byte, i *FileInfo) []byte {
 	w := buffer(b)
 	w.str(i.Path)
 	w.str(i.Name)
-	w.u8(uint8(i.Kind))
+	kind := uint8(i.Kind)
+	if i.End != nil {
+		kind |= withEnd
+	}
+	w.u8(kind)
 	w.str(i.Target)
 	w.int(i.Size)
 	w.uint(uint64(i.Mode))
@@ -53,18 +64,30 @@ func AppendFileInfo(b []byte, i *FileInfo) []byte {
 	w.str(i.Group)
 	w.time(i.Modified)
 	w.env(i.Metadata)
+	if i.End != nil {
+		w.str(i.End.Path)
+		w.u8(uint8(i.End.Kind))
+		w.uint(uint64(i.End.Mode))
+	}
 	return w
 }
 
 func (p *parser) fileInfo() FileInfo {
+	at, name, kind := p.utf8(2*MaxPath), p.utf8(MaxName), p.u8()
 	i := FileInfo{
-		Path: p.utf8(2 * MaxPath), Name: p.utf8(MaxName), Kind: FileKind(p.u8()), Target: p.utf8(MaxPath),
+		Path: at, Name: name, Kind: FileKind(kind &^ withEnd), Target: p.utf8(MaxPath),
 		Size: p.count(), Mode: uint32(p.uintMax(0o7777)), UID: uint32(p.uintMax(1<<32 - 1)),
 		GID: uint32(p.uintMax(1<<32 - 1)), User: p.text(MaxName), Group: p.text(MaxName), Modified: p.time(),
 		Metadata: p.metadata(),
 	}
 	if i.Kind < KindFile || i.Kind > KindOther {
 		p.fail()
+	}
+	if kind&withEnd != 0 {
+		i.End = &LinkEnd{Path: p.utf8(2 * MaxPath), Kind: FileKind(p.u8()), Mode: uint32(p.uintMax(0o7777))}
+		if i.Kind != KindSymlink || i.End.Kind > KindOther || i.End.Kind == KindSymlink {
+			p.fail()
+		}
 	}
 	return i
 }
@@ -104,6 +127,9 @@ const listItemBytes = 512
 // Bytes returns about how much memory i takes in a list, rather too much than too little.
 func (i *FileInfo) Bytes() int64 {
 	n := listItemBytes + len(i.Path) + len(i.Name) + len(i.Target) + len(i.User) + len(i.Group)
+	if i.End != nil {
+		n += 64 + len(i.End.Path)
+	}
 	return int64(n) + mapBytes(i.Metadata)
 }
 

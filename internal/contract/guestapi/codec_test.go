@@ -102,21 +102,35 @@ func TestRoundTrip(t *testing.T) {
 	pid, err := ParsePID(AppendPID(nil, 1<<32-1))
 	checkRoundTrip(t, pid, err, 1<<32-1)
 	question := FileRequest{
-		Path:      "/a",
-		To:        "b",
-		User:      "u",
-		Recursive: true,
-		Depth:     3,
-		Offset:    4,
-		Length:    -1,
-		Mode:      0o644,
-		Size:      -1,
-		Metadata:  map[string]string{"k": ""},
+		Path:     "/a",
+		To:       "b",
+		User:     "u",
+		Flag:     true,
+		Depth:    3,
+		Offset:   4,
+		Length:   -1,
+		Mode:     0o644,
+		Size:     -1,
+		Metadata: map[string]string{"k": ""},
 	}
 	gotQuestion, err := ParseFileRequest(AppendFileRequest(nil, &question))
 	checkRoundTrip(t, gotQuestion, err, question)
 	gotFile, err := ParseFileInfo(AppendFileInfo(nil, &file))
 	checkRoundTrip(t, gotFile, err, file)
+	link := file
+	link.End = &LinkEnd{Path: "/a/c", Kind: KindDir, Mode: 0o700}
+	gotFile, err = ParseFileInfo(AppendFileInfo(nil, &link))
+	checkRoundTrip(t, gotFile, err, link)
+	for _, bad := range []FileInfo{
+		{Path: "/a", Kind: KindFile, End: &LinkEnd{Path: "/b", Kind: KindFile}},
+		{Path: "/a", Kind: KindSymlink, End: &LinkEnd{Path: "/b", Kind: KindSymlink}},
+		{Path: "/a", Kind: KindSymlink, End: &LinkEnd{Path: "/b", Kind: 9}},
+		{Path: "/a", Kind: KindSymlink, End: &LinkEnd{Path: "/b", Kind: KindFile, Mode: 1 << 20}},
+	} {
+		if got, err := ParseFileInfo(AppendFileInfo(nil, &bad)); !errors.Is(err, ErrFormat) {
+			t.Errorf("ParseFileInfo(%+v to %+v) = %+v, %v, want %v", bad, bad.End, got, err, ErrFormat)
+		}
+	}
 	gotFiles, err := ParseFileInfos(AppendFileInfo(AppendFileInfo(nil, &file), &file), 2, free)
 	checkRoundTrip(t, gotFiles, err, []FileInfo{file, file})
 	event := FileEvent{Op: OpOverflow, Path: "a/b"}

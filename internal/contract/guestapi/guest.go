@@ -187,6 +187,17 @@ type FileInfo struct {
 	Group    string
 	Modified time.Time
 	Metadata map[string]string // kept with the file; see WriteOptions
+
+	// End is where a symbolic link leads. It is nil for other files, in responses to reads and writes, and if the agent
+	// is of an older snapshot.
+	End *LinkEnd
+}
+
+// LinkEnd is the end of a symbolic link, through further links.
+type LinkEnd struct {
+	Path string   // absolute; the path of the link itself if it leads nowhere
+	Kind FileKind // never KindSymlink; 0 if the link leads nowhere
+	Mode uint32   // as FileInfo.Mode
 }
 
 // WriteOptions of a file to write.
@@ -194,6 +205,10 @@ type WriteOptions struct {
 	User string // owner of the file and of parents that are made
 	Mode uint32 // 0: 0644, or what the file has
 	Size int64  // bytes to come if known, else -1
+	// Atomic replaces the file at once, by a new one, when its content is complete. Otherwise the file is opened, emptied
+	// and written: it keeps its identity, so its hard links, watchers and readers see the new content, and what was
+	// written so far if the write fails. Agents in older snapshots replace files in any case.
+	Atomic bool
 	// Metadata is kept with the file, in its extended attributes user.e2b.<name>. A write replaces all of it. It
 	// has at most MaxMetadata bytes; a file system without extended attributes keeps none.
 	Metadata map[string]string

@@ -12,12 +12,12 @@ import (
 
 // Stat implements guestapi.Guest.
 func (l *Link) Stat(ctx context.Context, path, user string) (guestapi.FileInfo, error) {
-	return l.file(ctx, guestapi.OpStat, guestapi.FileRequest{Path: path, User: user})
+	return l.file(ctx, guestapi.OpStat, guestapi.FileRequest{Path: path, User: user, Flag: true})
 }
 
 // List implements guestapi.Guest.
 func (l *Link) List(ctx context.Context, path, user string, depth int) ([]guestapi.FileInfo, error) {
-	r := guestapi.FileRequest{Path: path, User: user, Depth: depth}
+	r := guestapi.FileRequest{Path: path, User: user, Depth: depth, Flag: true}
 	return list(ctx, l, guestapi.OpList, guestapi.AppendFileRequest(nil, &r),
 		func(b []byte, pay func(int64) error) ([]guestapi.FileInfo, error) {
 			return guestapi.ParseFileInfos(b, maxEntries, pay)
@@ -26,19 +26,19 @@ func (l *Link) List(ctx context.Context, path, user string, depth int) ([]guesta
 
 // Move implements guestapi.Guest.
 func (l *Link) Move(ctx context.Context, from, to, user string) (guestapi.FileInfo, error) {
-	return l.file(ctx, guestapi.OpMove, guestapi.FileRequest{Path: from, To: to, User: user})
+	return l.file(ctx, guestapi.OpMove, guestapi.FileRequest{Path: from, To: to, User: user, Flag: true})
 }
 
 // Remove implements guestapi.Guest.
 func (l *Link) Remove(ctx context.Context, path, user string, recursive bool) error {
-	r := guestapi.FileRequest{Path: path, User: user, Recursive: recursive}
+	r := guestapi.FileRequest{Path: path, User: user, Flag: recursive}
 	_, err := l.call(ctx, guestapi.OpRemoveAll, guestapi.AppendFileRequest(nil, &r))
 	return err
 }
 
 // MakeDir implements guestapi.Guest.
 func (l *Link) MakeDir(ctx context.Context, path, user string) (guestapi.FileInfo, error) {
-	return l.file(ctx, guestapi.OpMakeDir, guestapi.FileRequest{Path: path, User: user})
+	return l.file(ctx, guestapi.OpMakeDir, guestapi.FileRequest{Path: path, User: user, Flag: true})
 }
 
 func (l *Link) file(ctx context.Context, op guestapi.Op, r guestapi.FileRequest) (guestapi.FileInfo, error) {
@@ -107,7 +107,9 @@ func (l *Link) Write(
 	opt guestapi.WriteOptions,
 	r io.Reader,
 ) (guestapi.FileInfo, error) {
-	request := guestapi.FileRequest{Path: path, User: opt.User, Mode: opt.Mode, Size: opt.Size, Metadata: opt.Metadata}
+	request := guestapi.FileRequest{
+		Path: path, User: opt.User, Flag: opt.Atomic, Mode: opt.Mode, Size: opt.Size, Metadata: opt.Metadata,
+	}
 	st, rest, err := l.begin(ctx, guestapi.OpWriteFile, guestapi.AppendFileRequest(nil, &request), false)
 	if err != nil {
 		return guestapi.FileInfo{}, err
@@ -149,7 +151,7 @@ func sendAll(ctx context.Context, st *mux.Stream, r io.Reader) error {
 
 // Watch implements guestapi.Guest.
 func (l *Link) Watch(ctx context.Context, path, user string, recursive bool) (guestapi.Watcher, error) {
-	r := guestapi.FileRequest{Path: path, User: user, Recursive: recursive}
+	r := guestapi.FileRequest{Path: path, User: user, Flag: recursive}
 	st, _, err := l.open(ctx, guestapi.OpWatch, guestapi.AppendFileRequest(nil, &r))
 	if err != nil {
 		return nil, err

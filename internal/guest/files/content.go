@@ -80,10 +80,11 @@ func (f *Files) readable(file *os.File, at string, offset int64) (guestapi.FileI
 	return i, err
 }
 
-// Write replaces the file at p by the content of a stream, either completely or not at all.
+// Write writes the content of a stream into the file at p, which it creates if it does not exist.
 //
-// It writes a temporary file in the same directory and renames it over p. If p is a symbolic link, its target is
-// replaced. Mode 0 keeps the mode of an existing file.
+// It empties the file and writes it. With Atomic it replaces the file either completely or not at all: it writes a
+// temporary file in the same directory and renames it over p. Both follow a symbolic link. Mode 0 keeps the mode of an
+// existing file.
 func (f *Files) Write(
 	ctx context.Context,
 	p string,
@@ -91,6 +92,9 @@ func (f *Files) Write(
 	r io.Reader,
 ) (guestapi.FileInfo, error) {
 	at, u, err := f.locate(p, opt.User)
+	if err == nil {
+		err = checkXattrs(opt.Metadata)
+	}
 	if err != nil {
 		return guestapi.FileInfo{}, err
 	}
@@ -101,10 +105,14 @@ func (f *Files) Write(
 	if err != nil {
 		return guestapi.FileInfo{}, err
 	}
-	if mode == 0 { // a device or pipe
+	as := newFile{mode: mode, owner: &u, notes: opt.Metadata, size: opt.Size}
+	switch {
+	case mode == 0: // a device or pipe
 		err = writeThrough(ctx, target, r)
-	} else {
-		err = replace(ctx, target, newFile{mode: mode, owner: &u, notes: opt.Metadata, size: opt.Size}, r)
+	case opt.Atomic:
+		err = replace(ctx, target, as, r)
+	default:
+		err = overwrite(ctx, target, as, r)
 	}
 	if err != nil {
 		return guestapi.FileInfo{}, err
@@ -197,6 +205,35 @@ func replace(ctx context.Context, at string, as newFile, r io.Reader) (err error
 		return classify(err)
 	}
 	return classify(os.Rename(file.Name(), at))
+}
+
+// overwrite creates or empties a file and writes it.
+func overwrite(ctx context.Context, at string, as newFile, r io.Reader) (err error) {
+	file, err := os.OpenFile(at, os.O_WRONLY|os.O_CREATE|os.O_TRUNC|unix.O_NONBLOCK|unix.O_NOCTTY, 0o600)
+	if err != nil {
+		return classify(err)
+	}
+	defer func() {
+		if closed := file.Close(); err == nil {
+			err = classify(closed)
+		}
+	}()
+	fd := int(file.Fd())
+	if os.Getuid() == 0 {
+		if err := unix.Fchown(fd, int(as.owner.UID), int(as.owner.GID)); err != nil {
+			return classify(err)
+		}
+	}
+	if err := unix.Fchmod(fd, as.mode); err != nil {
+		return classify(err)
+	}
+	if err := removeXattrs(fd); err != nil {
+		return err
+	}
+	if err := setXattrs(fd, as.notes); err != nil {
+		return err
+	}
+	return store(ctx, file, r, as.size)
 }
 
 func writeThrough(ctx context.Context, at string, r io.Reader) error {

@@ -12,6 +12,7 @@ import (
 	"io/fs"
 	"os"
 	"path"
+	"path/filepath"
 	"sort"
 	"strings"
 
@@ -68,6 +69,7 @@ func classify(err error) error {
 		{unix.EPERM, guestapi.ErrPermission},
 		{unix.EROFS, guestapi.ErrPermission},
 		{unix.EBUSY, guestapi.ErrPermission},
+		{unix.ETXTBSY, guestapi.ErrPermission},
 		{unix.ENOTEMPTY, guestapi.ErrInvalid},
 		{unix.ELOOP, guestapi.ErrInvalid},
 		{unix.ENAMETOOLONG, guestapi.ErrInvalid},
@@ -90,7 +92,7 @@ func describe(at string, names *passwd.Names) (guestapi.FileInfo, error) {
 	i := guestapi.FileInfo{
 		Path:  at,
 		Name:  path.Base(at),
-		Kind:  guestapi.KindOther,
+		Kind:  kindOf(st.Mode),
 		Size:  st.Size,
 		Mode:  st.Mode & 0o7777,
 		UID:   st.Uid,
@@ -99,17 +101,40 @@ func describe(at string, names *passwd.Names) (guestapi.FileInfo, error) {
 		Group: names.Group(st.Gid),
 	}
 	i.Modified = timeOf(st.Mtim)
-	switch st.Mode & unix.S_IFMT {
-	case unix.S_IFREG:
-		i.Kind = guestapi.KindFile
+	switch i.Kind {
+	case guestapi.KindFile:
 		i.Metadata = xattrsOf(at)
-	case unix.S_IFDIR:
-		i.Kind = guestapi.KindDir
-	case unix.S_IFLNK:
-		i.Kind = guestapi.KindSymlink
+	case guestapi.KindSymlink:
 		i.Target, _ = os.Readlink(at) // a link that was removed meanwhile has no target
+		i.End = linkEnd(at)
 	}
 	return i, nil
+}
+
+// linkEnd returns where a symbolic link leads.
+func linkEnd(at string) *guestapi.LinkEnd {
+	end, err := filepath.EvalSymlinks(at)
+	if err != nil || len(end) > guestapi.MaxPath {
+		return &guestapi.LinkEnd{Path: at}
+	}
+	var st unix.Stat_t
+	if err := unix.Lstat(end, &st); err != nil || st.Mode&unix.S_IFMT == unix.S_IFLNK {
+		return &guestapi.LinkEnd{Path: at} // it was changed meanwhile
+	}
+	return &guestapi.LinkEnd{Path: end, Kind: kindOf(st.Mode), Mode: st.Mode & 0o7777}
+}
+
+func kindOf(mode uint32) guestapi.FileKind {
+	switch mode & unix.S_IFMT {
+	case unix.S_IFREG:
+		return guestapi.KindFile
+	case unix.S_IFDIR:
+		return guestapi.KindDir
+	case unix.S_IFLNK:
+		return guestapi.KindSymlink
+	default:
+		return guestapi.KindOther
+	}
 }
 
 // Stat describes a file. It does not follow a symbolic link at the end of the path.

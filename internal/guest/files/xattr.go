@@ -23,8 +23,8 @@ const (
 	maxNames     = 64 << 10 // the kernel's limit of all names of a file, in bytes
 )
 
-// setXattrs stores the metadata of a new file. It stores nothing on a file system without extended attributes.
-func setXattrs(fd int, notes map[string]string) error {
+// checkXattrs returns an error for metadata that exceeds the limits.
+func checkXattrs(notes map[string]string) error {
 	total := 0
 	for name, value := range notes {
 		total += len(name) + len(value)
@@ -38,6 +38,11 @@ func setXattrs(fd int, notes map[string]string) error {
 			)
 		}
 	}
+	return nil
+}
+
+// setXattrs stores the metadata of a new file. It stores nothing on a file system without extended attributes.
+func setXattrs(fd int, notes map[string]string) error {
 	for _, name := range slices.Sorted(maps.Keys(notes)) {
 		err := unix.Fsetxattr(fd, xattrPrefix+name, []byte(notes[name]), 0)
 		if errors.Is(err, unix.ENOTSUP) {
@@ -45,6 +50,27 @@ func setXattrs(fd int, notes map[string]string) error {
 		}
 		if err != nil {
 			return classify(fmt.Errorf("store metadata: %w", err))
+		}
+	}
+	return nil
+}
+
+// removeXattrs removes the metadata of a file.
+func removeXattrs(fd int) error {
+	size, err := unix.Flistxattr(fd, nil)
+	if err != nil || size <= 0 {
+		return nil // it has none, as on a file system without extended attributes
+	}
+	list := make([]byte, size)
+	if size, err = unix.Flistxattr(fd, list); err != nil {
+		return classify(fmt.Errorf("list metadata: %w", err))
+	}
+	for name := range strings.SplitSeq(string(list[:size]), "\x00") {
+		if !strings.HasPrefix(name, xattrPrefix) {
+			continue
+		}
+		if err := unix.Fremovexattr(fd, name); err != nil && !errors.Is(err, unix.ENODATA) {
+			return classify(fmt.Errorf("remove metadata: %w", err))
 		}
 	}
 	return nil

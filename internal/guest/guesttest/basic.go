@@ -309,11 +309,12 @@ func fileContent(t *testing.T, e Env) {
 		t.Errorf("Read of a part: got %q, want 3456", got)
 	}
 	broken := io.MultiReader(strings.NewReader("half"), failing{})
-	if _, err := e.Guest.Write(Context(t), name, guestapi.WriteOptions{User: e.User, Size: -1}, broken); err == nil {
-		t.Error("Write from a failing source: got no error")
+	whole := guestapi.WriteOptions{User: e.User, Size: -1, Atomic: true}
+	if _, err := e.Guest.Write(Context(t), name, whole, broken); err == nil {
+		t.Error("atomic Write from a failing source: got no error")
 	}
 	if got := get(t, e, name, 0, -1); string(got) != "0123456789" {
-		t.Errorf("after a failed write: got %q, want the old content", got)
+		t.Errorf("after a failed atomic write: got %q, want the old content", got)
 	}
 }
 

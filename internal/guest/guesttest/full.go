@@ -30,6 +30,7 @@ func Full(t *testing.T, open func(t *testing.T) Env) {
 		{"socket", socket},
 		{"symbolic links", symlinks},
 		{"metadata of files", xattrs},
+		{"writes in place", inPlace},
 		{"outputs by name", reopen},
 	} {
 		t.Run(c.name, func(t *testing.T) { c.run(t, open(t)) })
@@ -212,8 +213,92 @@ func symlinks(t *testing.T, e Env) {
 	if err != nil || i.Kind != guestapi.KindSymlink || i.Target != "real" {
 		t.Errorf("Stat of a link: got %+v, %v", i, err)
 	}
+	linkEnds(t, e)
 	put(t, e, path.Join(e.Dir, "link"), []byte("22"))
 	if got := get(t, e, path.Join(e.Dir, "real"), 0, -1); string(got) != "22" {
 		t.Errorf("a write did not follow the link: %q", got)
+	}
+}
+
+// linkEnds checks that every description of a link says where it leads, also through other links and to nothing.
+func linkEnds(t *testing.T, e Env) {
+	Exec(t, e.Guest, guestapi.ProcessSpec{
+		Shell: "mkdir d && chmod 700 d && chmod 640 real && ln -s $PWD/link far && ln -s d to-dir && ln -s nothing lost && " +
+			"ln -s ring ring && ln -s /dev/null device",
+		Dir: e.Dir,
+	})
+	at := func(name string) string { return path.Join(e.Dir, name) }
+	want := map[string]guestapi.LinkEnd{
+		"link":   {Path: at("real"), Kind: guestapi.KindFile, Mode: 0o640},
+		"far":    {Path: at("real"), Kind: guestapi.KindFile, Mode: 0o640},
+		"to-dir": {Path: at("d"), Kind: guestapi.KindDir, Mode: 0o700},
+		"lost":   {Path: at("lost")},
+		"ring":   {Path: at("ring")},
+		"device": {Path: "/dev/null", Kind: guestapi.KindOther, Mode: 0o666},
+	}
+	check := func(what string, i guestapi.FileInfo) {
+		t.Helper()
+		w, isLink := want[i.Name]
+		switch {
+		case !isLink && i.End != nil:
+			t.Errorf("%s of %s: leads to %+v, want no end of a file that is no link", what, i.Name, *i.End)
+		case isLink && (i.End == nil || *i.End != w):
+			t.Errorf("%s of %s: got end %+v, want %+v", what, i.Name, i.End, w)
+		}
+	}
+	list, err := e.Guest.List(Context(t), e.Dir, e.User, 1)
+	if err != nil || len(list) != len(want)+2 {
+		t.Errorf("List: got %+v, %v, want %d links, their file and their directory", list, err, len(want))
+	}
+	for _, i := range list {
+		check("List", i)
+		one, err := e.Guest.Stat(Context(t), i.Path, e.User)
+		if err != nil {
+			t.Error(err)
+		}
+		check("Stat", one)
+	}
+	want["moved"] = want["far"]
+	i, err := e.Guest.Move(Context(t), at("far"), at("moved"), e.User)
+	if err != nil {
+		t.Error(err)
+	}
+	check("Move", i)
+}
+
+// inPlace checks that a write that is not atomic keeps the file: its hard links, the reader that has it open and the
+// watcher of its directory.
+func inPlace(t *testing.T, e Env) {
+	ctx, g := Context(t), e.Guest
+	name := path.Join(e.Dir, "log")
+	put(t, e, name, []byte("first, and long"))
+	Exec(t, g, guestapi.ProcessSpec{Shell: "ln log other", Dir: e.Dir})
+	watching, err := g.Watch(ctx, e.Dir, e.User, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer watching.Close()
+	put(t, e, name, []byte("second"))
+	if got := get(t, e, path.Join(e.Dir, "other"), 0, -1); string(got) != "second" {
+		t.Errorf("a hard link of a file that was written: got %q, want the new content", got)
+	}
+	for {
+		event, err := watching.Next(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if event.Path != "log" {
+			t.Errorf("watcher: got an event of %q, want only those of the file that was written", event.Path)
+		}
+		if event.Op == guestapi.OpWrite {
+			break
+		}
+	}
+	whole := guestapi.WriteOptions{User: e.User, Size: 5, Atomic: true}
+	if _, err := g.Write(ctx, name, whole, strings.NewReader("third")); err != nil {
+		t.Fatal(err)
+	}
+	if got := get(t, e, path.Join(e.Dir, "other"), 0, -1); string(got) != "second" {
+		t.Errorf("a hard link of a file that was replaced: got %q, want the old content", got)
 	}
 }

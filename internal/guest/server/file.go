@@ -23,10 +23,10 @@ func (r *request) files(ctx context.Context) error {
 	case guestapi.OpMakeDir:
 		info, err = b.MakeDir(ctx, q.Path, q.User)
 	case guestapi.OpWriteFile:
-		opt := guestapi.WriteOptions{User: q.User, Mode: q.Mode, Size: q.Size, Metadata: q.Metadata}
+		opt := guestapi.WriteOptions{User: q.User, Mode: q.Mode, Size: q.Size, Atomic: q.Flag, Metadata: q.Metadata}
 		info, err = b.Write(ctx, q.Path, opt, &messages{ctx: ctx, r: r})
 	case guestapi.OpRemoveAll:
-		if err := b.Remove(ctx, q.Path, q.User, q.Recursive); err != nil {
+		if err := b.Remove(ctx, q.Path, q.User, q.Flag); err != nil {
 			return err
 		}
 		return r.reply(ctx, nil)
@@ -40,6 +40,9 @@ func (r *request) files(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if !q.Flag || r.op == guestapi.OpWriteFile {
+		info.End = nil // a host that did not ask may not know it
+	}
 	return r.reply(ctx, guestapi.AppendFileInfo(nil, &info))
 }
 
@@ -50,6 +53,9 @@ func (r *request) list(ctx context.Context, q guestapi.FileRequest) error {
 	}
 	var b []byte
 	for i := range all {
+		if !q.Flag {
+			all[i].End = nil
+		}
 		b = guestapi.AppendFileInfo(b, &all[i])
 	}
 	return r.reply(ctx, b)
@@ -61,6 +67,7 @@ func (r *request) read(ctx context.Context, q guestapi.FileRequest) error {
 		return err
 	}
 	defer func() { _ = content.Close() }() // the content was only read
+	info.End = nil
 	if err := r.beginReply(ctx, guestapi.AppendFileInfo(nil, &info)); err != nil {
 		return err
 	}
@@ -101,7 +108,7 @@ func (s *reads) Next(most int) ([]byte, error) {
 }
 
 func (r *request) watch(ctx context.Context, q guestapi.FileRequest) error {
-	w, err := r.h.s.backend.Watch(ctx, q.Path, q.User, q.Recursive)
+	w, err := r.h.s.backend.Watch(ctx, q.Path, q.User, q.Flag)
 	if err != nil {
 		return err
 	}

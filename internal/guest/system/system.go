@@ -215,9 +215,10 @@ func MachineID(machine string) string {
 	return hex.EncodeToString(h.Sum(nil))
 }
 
-// bootID sets a random boot ID, made from the entropy that the host sent for it, so that no two copies share one.
+// bootID sets a random boot ID, made from the entropy that the host sent for it, so that no two copies share one. A
+// machine that continues with its own memory keeps the one it has.
 func (c *Control) bootID(id *guestapi.Identity) error {
-	if len(id.Entropy) == 0 {
+	if len(id.Entropy) == 0 || id.MachineID != "" && id.MachineID == c.last.MachineID {
 		return nil
 	}
 	h := fnv.New128a()

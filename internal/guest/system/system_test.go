@@ -168,6 +168,12 @@ func TestHazards(t *testing.T) {
 			t.Errorf("a restore as the same machine repeated step %q", step)
 		}
 	}
+	if len(f.bootID) != 2 {
+		t.Errorf("a restore as the same machine changed the boot ID: set %d times, want 2", len(f.bootID))
+	}
+	if err := c.Restore(t.Context(), first); err != nil || len(f.bootID) != 3 {
+		t.Errorf("a restore as another machine: got %v, boot ID set %d times, want 3", err, len(f.bootID))
+	}
 }
 
 // TestRestoreFailsClosed checks that the workload stays frozen, whichever step fails.
@@ -232,7 +238,7 @@ func TestStatsOfThisMachine(t *testing.T) {
 func TestStateIsUnknownAfterAFailure(t *testing.T) {
 	f, c := newFake()
 	first, second := identity(), identity()
-	second.Hostname = "panda-2"
+	second.Hostname, second.MachineID = "panda-2", "another"
 	if err := c.Restore(t.Context(), first); err != nil {
 		t.Fatal(err)
 	}

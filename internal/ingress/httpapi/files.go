@@ -161,7 +161,14 @@ func writeFile(rq *request) error {
 	if err != nil {
 		return err
 	}
-	opt := guestapi.WriteOptions{User: user, Size: rq.r.ContentLength}
+	opt := guestapi.WriteOptions{User: user, Size: rq.r.ContentLength, Atomic: true}
+	switch text := rq.r.URL.Query().Get("atomic"); text {
+	case "", "true", "1":
+	case "false", "0":
+		opt.Atomic = false
+	default:
+		return api.Errorf(api.Invalid, "atomic: %q is not true or false", truncate(text)).With("field", "atomic")
+	}
 	if text := rq.r.URL.Query().Get("mode"); text != "" {
 		mode, err := strconv.ParseUint(text, 8, 32)
 		if err != nil || mode == 0 || mode > 0o7777 {

@@ -145,6 +145,7 @@ type fakeSandboxes struct {
 	more      chan struct{} // closed and replaced at every event
 	gone      bool          // the host does not reply
 	diskShort bool          // less than the reserve is free
+	atomic    bool          // the last write of a file was
 }
 
 func (b *fakeSandboxes) get(p auth.Principal, id api.SandboxID) (api.Sandbox, error) {
@@ -318,6 +319,20 @@ func (b *fakeSandboxes) SetNetwork(
 type portGuest struct {
 	guestapi.Guest
 	dial func() (net.Conn, error)
+
+	boxes *fakeSandboxes
+}
+
+func (g portGuest) Write(
+	ctx context.Context,
+	p string,
+	opt guestapi.WriteOptions,
+	r io.Reader,
+) (guestapi.FileInfo, error) {
+	g.boxes.mu.Lock()
+	g.boxes.atomic = opt.Atomic
+	g.boxes.mu.Unlock()
+	return g.Guest.Write(ctx, p, opt, r)
 }
 
 func (g portGuest) DialPort(ctx context.Context, port uint16) (net.Conn, error) {
@@ -352,7 +367,7 @@ func (b *fakeSandboxes) Guest(ctx context.Context, p auth.Principal, id api.Sand
 	if err != nil {
 		return nil, err
 	}
-	return portGuest{g, b.dial}, nil
+	return portGuest{g, b.dial, b}, nil
 }
 
 func (b *fakeSandboxes) TakeSnapshot(

@@ -318,6 +318,23 @@ func TestMissingFilesAreNotFound(t *testing.T) {
 	}
 }
 
+func TestWritesAreAtomicUnlessTold(t *testing.T) {
+	w := newFixture(t)
+	_, path := w.create()
+	for query, want := range map[string]bool{
+		"": true, "&atomic=true": true, "&atomic=1": true, "&atomic=false": false, "&atomic=0": false,
+	} {
+		if a := w.do("PUT", path+"/fs?path=/f"+query, "x"); a.status != 200 {
+			t.Errorf("write with query %q: got %d %s", query, a.status, a.body)
+		}
+		w.boxes.mu.Lock()
+		if w.boxes.atomic != want {
+			t.Errorf("write with query %q: atomic is %t, want %t", query, w.boxes.atomic, want)
+		}
+		w.boxes.mu.Unlock()
+	}
+}
+
 func TestRanges(t *testing.T) {
 	w := newFixture(t)
 	_, path := w.create()

@@ -244,6 +244,7 @@ func TestBodies(t *testing.T) {
 		{"bad-status", "GET", "/v1/sandboxes?status=x", ``, api.Invalid, []string{"status", "running"}},
 		{"no-path", "GET", path + "/fs", ``, api.Invalid, []string{"path"}},
 		{"bad-mode", "PUT", path + "/fs?path=/x&mode=9", ``, api.Invalid, []string{"mode"}},
+		{"bad-atomic", "PUT", path + "/fs?path=/x&atomic=maybe", ``, api.Invalid, []string{"atomic", "true or false"}},
 		{"bad-port", "DELETE", path + "/ports/70000", ``, api.Invalid, []string{"port"}},
 		{"bad-pid", "GET", path + "/processes/x/stream", ``, api.NotFound, []string{"pid"}},
 		{"bad-event-tail", "GET", path + "/events?tail=-1", ``, api.Invalid, []string{"tail"}},

@@ -311,16 +311,24 @@ func TestFilesystem(t *testing.T) {
 		t.Fatalf("ListDir() = %v, %v, want all entries", list, err)
 	}
 	for _, e := range list.Msg.GetEntries() {
-		if e.GetName() == "l" && (e.GetType() != fspb.FileType_FILE_TYPE_SYMLINK || e.GetSymlinkTarget() != "f") {
-			t.Errorf("entry of a link is %v, want its target", e)
+		if e.GetName() == "l" && (e.GetType() != fspb.FileType_FILE_TYPE_FILE || e.GetMode() != 0o640 ||
+			e.GetSymlinkTarget() != w.dir+"/a/f" || e.GetPermissions() != "Lrwxrwxrwx") {
+			t.Errorf("entry of a link is %v, want type, mode and path of what it leads to", e)
 		}
 	}
 	if _, err := w.files.Move(ctx, connect.NewRequest(&fspb.MoveRequest{Source: w.dir + "/a/f",
 		Destination: w.dir + "/g"})); err != nil {
 		t.Error(err)
 	}
-	if _, err := w.files.Remove(ctx, connect.NewRequest(&fspb.RemoveRequest{Path: w.dir + "/a"})); err != nil {
-		t.Error(err)
+	info, err = w.files.Stat(ctx, connect.NewRequest(&fspb.StatRequest{Path: w.dir + "/a/l"}))
+	if e := info.Msg.GetEntry(); err != nil || e.GetSymlinkTarget() != w.dir+"/a/l" ||
+		e.GetType() != fspb.FileType_FILE_TYPE_UNSPECIFIED || e.GetMode() != 0 {
+		t.Errorf("Stat() of a link to nothing = %v, %v, want its own path without a type", info, err)
+	}
+	for range 2 {
+		if _, err := w.files.Remove(ctx, connect.NewRequest(&fspb.RemoveRequest{Path: w.dir + "/a"})); err != nil {
+			t.Error(err)
+		}
 	}
 	for path, want := range map[string]connect.Code{w.dir + "/a": connect.CodeNotFound,
 		w.dir + "/g": connect.CodeInvalidArgument, "": connect.CodeInvalidArgument} {

@@ -317,6 +317,12 @@ func (s *Server) compose(w http.ResponseWriter, r *http.Request) {
 		)
 		return
 	}
+	for _, src := range req.Sources {
+		if path.Clean(homeRelative(src)) == path.Clean(homeRelative(req.Destination)) {
+			fail(w, http.StatusBadRequest, fmt.Sprintf("source_paths: %.200q is the destination", src))
+			return
+		}
+	}
 	ctx, g := r.Context(), targetOf(r.Context()).Guest
 	joined := &concatReader{open: func(i int) (io.ReadCloser, error) {
 		if i == len(req.Sources) {
@@ -326,7 +332,8 @@ func (s *Server) compose(w http.ResponseWriter, r *http.Request) {
 		return body, err
 	}}
 	defer joined.Close()
-	info, err := g.Write(ctx, homeRelative(req.Destination), guestapi.WriteOptions{User: req.User, Size: -1}, joined)
+	opt := guestapi.WriteOptions{User: req.User, Size: -1, Atomic: true}
+	info, err := g.Write(ctx, homeRelative(req.Destination), opt, joined)
 	if err != nil {
 		failWith(w, err)
 		return

@@ -54,9 +54,24 @@ func entryInfo(i guestapi.FileInfo) *pb.EntryInfo {
 		e.Type = pb.FileType_FILE_TYPE_SYMLINK
 		mode |= fs.ModeSymlink
 		e.SymlinkTarget = &i.Target
+		if i.End != nil {
+			e.SymlinkTarget, e.Type, e.Mode = &i.End.Path, linkType(i.End.Kind), i.End.Mode&0o777
+		}
 	}
 	e.Permissions = mode.String()
 	return e
+}
+
+// linkType returns the type of a symbolic link in this protocol: that of what it leads to.
+func linkType(end guestapi.FileKind) pb.FileType {
+	switch end {
+	case guestapi.KindFile:
+		return pb.FileType_FILE_TYPE_FILE
+	case guestapi.KindDir:
+		return pb.FileType_FILE_TYPE_DIRECTORY
+	default:
+		return pb.FileType_FILE_TYPE_UNSPECIFIED
+	}
 }
 
 func (f *filesystem) Stat(
@@ -144,6 +159,9 @@ func (f *filesystem) Remove(
 		return nil, err
 	}
 	err = targetOf(ctx).Guest.Remove(ctx, p, requestUser(req.Header()), true)
+	if errors.Is(err, guestapi.ErrNotFound) {
+		err = nil // clients expect a removal of nothing to succeed
+	}
 	return connect.NewResponse(&pb.RemoveResponse{}), rpcError(err)
 }
 
