@@ -46,6 +46,7 @@ type Sandbox struct {
 	PauseMS       int64   `json:"pause_ms,omitempty" doc:"Milliseconds it was paused for the last fork or snapshot."`
 	FailureReason string  `json:"failure_reason,omitempty"`
 	PauseReason   string  `json:"pause_reason,omitempty" doc:"no_space: paused until its host has disk space."`
+	MemoryDropped bool    `json:"memory_dropped,omitempty" doc:"Hibernated without its memory: a wake boots it."`
 	// UnresponsiveSince is set while the sandbox runs and its guest does not answer.
 	UnresponsiveSince *time.Time `json:"unresponsive_since,omitempty" doc:"Its guest does not answer since then."`
 

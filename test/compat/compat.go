@@ -174,5 +174,7 @@ know: volumes, secrets, 'mcp', 'iam' and metrics of teams, which it does not hav
 headers, since connections leave this host as the guest made them and are not opened to be changed. Pauses without
 memory ('keepMemory: false'), 'maskRequestHost', 'httpsPorts', and lists by 'order' and 'startedAfter' work. Metrics are
 measured when a client asks, and every five seconds for two minutes after that; they are kept for half an hour. A
-sandbox that a request resumed gets its first timeout again, at least 300 seconds. The agent reports version 0.6.4.
+sandbox that a request resumed gets its first timeout again, at least 300 seconds; requests to the agent and to the code
+interpreter resume it only with their token, and nothing but its clients one that was paused without memory. The agent
+reports version 0.6.4.
 `)

@@ -205,9 +205,9 @@ type WriteOptions struct {
 	User string // owner of the file and of parents that are made
 	Mode uint32 // 0: 0644, or what the file has
 	Size int64  // bytes to come if known, else -1
-	// Atomic replaces the file at once, by a new one, when its content is complete. Otherwise the file is opened, emptied
-	// and written: it keeps its identity, so its hard links, watchers and readers see the new content, and what was
-	// written so far if the write fails. Agents in older snapshots replace files in any case.
+	// Atomic replaces the file at once, by a new one, when its content is complete. Otherwise the file is opened,
+	// emptied and written: it keeps its identity, so its hard links, watchers and readers see the new content, and what
+	// was written so far if the write fails. Agents in older snapshots replace files in any case.
 	Atomic bool
 	// Metadata is kept with the file, in its extended attributes user.e2b.<name>. A write replaces all of it. It
 	// has at most MaxMetadata bytes; a file system without extended attributes keeps none.

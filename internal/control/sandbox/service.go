@@ -248,12 +248,7 @@ func (s *Service) setState(ctx context.Context, op string, r *record, to api.Sta
 // setStateUsing is setState for a state in which the sandbox uses more of the quotas of its workspace than before; nil
 // is nothing.
 func (s *Service) setStateUsing(
-	ctx context.Context,
-	op string,
-	r *record,
-	to api.Status,
-	uses []quota.Amount,
-	events ...newEvent,
+	ctx context.Context, op string, r *record, to api.Status, uses []quota.Amount, events ...newEvent,
 ) error {
 	was := *r
 	if r.State != to && !canReach(r.State, to) {

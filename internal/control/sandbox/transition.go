@@ -24,6 +24,9 @@ type transition struct {
 	do    func(ctx context.Context, h hostapi.Host, r *record) error
 }
 
+// withoutMemory is the reason of a hibernated sandbox whose memory was not kept.
+const withoutMemory = "its memory was not kept"
+
 var (
 	pause = transition{"pause", []api.Status{api.Running}, "", api.Paused, api.EventPaused,
 		func(ctx context.Context, h hostapi.Host, r *record) error { return h.Pause(ctx, r.machineID()) }}
@@ -31,19 +34,19 @@ var (
 		func(ctx context.Context, h hostapi.Host, r *record) error { return h.Resume(ctx, r.machineID()) }}
 	hibernate = transition{"hibernate", []api.Status{api.Running, api.Paused}, api.Hibernating, api.Hibernated,
 		api.EventHibernated, func(ctx context.Context, h hostapi.Host, r *record) error {
-			if err := h.Hibernate(ctx, r.machineID()); err != nil {
-				return err
+			err := h.Hibernate(ctx, r.machineID())
+			if err == nil {
+				r.GuestIP, r.Tap, r.Reason = "", "", ""
 			}
-			r.GuestIP, r.Tap = "", ""
-			return nil
+			return err
 		}}
 	stop = transition{"stop", []api.Status{api.Running}, api.Hibernating, api.Hibernated, api.EventHibernated,
 		func(ctx context.Context, h hostapi.Host, r *record) error {
-			if err := h.Stop(ctx, r.machineID()); err != nil {
-				return err
+			err := h.Stop(ctx, r.machineID())
+			if err == nil {
+				r.GuestIP, r.Tap, r.Reason = "", "", withoutMemory
 			}
-			r.GuestIP, r.Tap = "", ""
-			return nil
+			return err
 		}}
 	wake = transition{"wake", []api.Status{api.Hibernated, api.Failed}, api.Waking, api.Running, api.EventWoken,
 		func(ctx context.Context, h hostapi.Host, r *record) error {
@@ -86,7 +89,9 @@ func (s *Service) Stop(ctx context.Context, p auth.Principal, id api.SandboxID) 
 		if err := s.host.Stop(ctx, r.machineID()); err != nil {
 			return api.Sandbox{}, s.operationFailed(ctx, &r, err, stop.name)
 		}
-		return s.view(&r), nil
+		r.Reason = withoutMemory
+		err := s.setState(ctx, "stop end", &r, api.Hibernated)
+		return s.view(&r), err
 	}
 	if err := s.runTransition(ctx, &r, stop); err != nil {
 		return api.Sandbox{}, err
@@ -101,10 +106,7 @@ func (s *Service) Wake(ctx context.Context, p auth.Principal, id api.SandboxID) 
 
 // perform runs a transition for a user.
 func (s *Service) perform(
-	ctx context.Context,
-	p auth.Principal,
-	id api.SandboxID,
-	t transition,
+	ctx context.Context, p auth.Principal, id api.SandboxID, t transition,
 ) (_ api.Sandbox, err error) {
 	defer s.finishVerb(t.name, time.Now(), &err)
 	r, ctx, release, err := s.lock(ctx, p, id)

@@ -41,6 +41,9 @@ func (s *Service) view(r *record) api.Sandbox {
 		Isolation: host.Isolation, Accelerator: host.Accelerator, Generation: r.Generation,
 		PauseMS: milliseconds(r.Pause), FailureReason: r.Reason, PauseReason: string(r.PauseReason), Phases: r.Phases,
 	}
+	if out.MemoryDropped = r.State == api.Hibernated && r.Reason == withoutMemory; out.MemoryDropped {
+		out.FailureReason = ""
+	}
 	if since := s.silent.Since(r.ID); r.State == api.Running && !since.IsZero() {
 		out.UnresponsiveSince = &since
 	}

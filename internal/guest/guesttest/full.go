@@ -223,8 +223,8 @@ func symlinks(t *testing.T, e Env) {
 // linkEnds checks that every description of a link says where it leads, also through other links and to nothing.
 func linkEnds(t *testing.T, e Env) {
 	Exec(t, e.Guest, guestapi.ProcessSpec{
-		Shell: "mkdir d && chmod 700 d && chmod 640 real && ln -s $PWD/link far && ln -s d to-dir && ln -s nothing lost && " +
-			"ln -s ring ring && ln -s /dev/null device",
+		Shell: "mkdir d && chmod 700 d && chmod 640 real && ln -s $PWD/link far && ln -s d to-dir && " +
+			"ln -s nothing lost && ln -s ring ring && ln -s /dev/null device",
 		Dir: e.Dir,
 	})
 	at := func(name string) string { return path.Join(e.Dir, name) }

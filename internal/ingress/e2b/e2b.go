@@ -138,7 +138,7 @@ func IsKey(text string) bool { return keyForm.MatchString(text) }
 
 // WakesOnRequest implements proxy.Policy. Clients of this protocol connect to a sandbox that sleeps, unless they made
 // it to resume by itself.
-func (*Protocol) WakesOnRequest(b api.Sandbox) bool { return control.WakesOnRequest(b.Metadata) }
+func (*Protocol) WakesOnRequest(b api.Sandbox) bool { return control.WakesOnRequest(b) }
 
 // ResumeTimeout implements proxy.Policy.
 func (*Protocol) ResumeTimeout(b api.Sandbox) int64 { return control.ResumeTimeout(b.Metadata) }
@@ -163,9 +163,9 @@ func showsTraffic(r *http.Request, want string) bool {
 type agentService struct{ *Protocol }
 
 // MayWake implements proxy.Service. The credential is the agent's token or a signature by it.
-func (s agentService) MayWake(r *http.Request, b api.Sandbox) bool {
+func (s agentService) MayWake(r *http.Request, b api.Sandbox) (ok, needed bool) {
 	token := s.accessToken(b)
-	return token != "" && (showsToken(r, token) || envd.IsSigned(r, token))
+	return showsToken(r, token) || envd.IsSigned(r, token), token != ""
 }
 
 // record returns a writer that records a call of a service when the response begins.
@@ -245,10 +245,10 @@ func (s agentService) ServeRoute(w http.ResponseWriter, r *http.Request, rt prox
 // interpreterService serves the port of the code interpreter.
 type interpreterService struct{ *Protocol }
 
-// MayWake implements proxy.Service.
-func (s interpreterService) MayWake(r *http.Request, b api.Sandbox) bool {
+// MayWake implements proxy.Service. The credential is the agent's token or the token for traffic: see ServeRoute.
+func (s interpreterService) MayWake(r *http.Request, b api.Sandbox) (ok, needed bool) {
 	token := s.accessToken(b)
-	return token != "" && showsToken(r, token)
+	return showsToken(r, token) || showsTraffic(r, s.control.TrafficToken(b.ID)), token != ""
 }
 
 // ServeRoute implements proxy.Service. Running code needs the agent's token, since code can do as much as the agent.

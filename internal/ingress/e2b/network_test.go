@@ -182,8 +182,8 @@ func TestPrivatePorts(t *testing.T) {
 		w.must(204, "POST", path+"/pause", "")
 		status, text := reach(knock.port, knock.name, knock.token)
 		state := w.must(200, "GET", path, "")
-		if strings.Contains(state, `"state":"running"`) != knock.wakes || !knock.wakes && status != 502 {
-			t.Errorf("%+v: got %d %s, then %s; want 502 or a running sandbox", knock, status, text, state)
+		if strings.Contains(state, `"state":"running"`) != knock.wakes || !knock.wakes && status != 403 {
+			t.Errorf("%+v: got %d %s, then %s; want 403 or a running sandbox", knock, status, text, state)
 		}
 		w.must(map[bool]int{true: 200, false: 201}[knock.wakes], "POST", path+"/connect", "")
 	}
@@ -205,13 +205,55 @@ func TestPrivatePorts(t *testing.T) {
 		w.must(204, "POST", path+"/pause", "")
 		status, text := visit(knock.uri, knock.port, "", "")
 		state := w.must(200, "GET", path, "")
-		if strings.Contains(state, `"state":"running"`) != knock.wakes || knock.wakes == (status == 502) {
-			t.Errorf("%+v: got %d %s, then %s; want 502 or a running sandbox", knock, status, text, state)
+		if strings.Contains(state, `"state":"running"`) != knock.wakes || knock.wakes == (status == 403) {
+			t.Errorf("%+v: got %d %s, then %s; want 403 or a running sandbox", knock, status, text, state)
 		}
 		w.must(map[bool]int{true: 200, false: 201}[knock.wakes], "POST", path+"/connect", "")
 	}
 	w.must(204, "PUT", path+"/network", `{"allow_internet_access":false}`)
 	if status, _ := reach(3000, "", ""); status != 403 {
 		t.Errorf("status after a change of the network = %d, want 403", status)
+	}
+}
+
+// TestWakeNeedsAToken checks that no request wakes a public sandbox through its agent or interpreter without their
+// token, and that none wakes one whose memory was not kept.
+func TestWakeNeedsAToken(t *testing.T) {
+	w := newFixture(t)
+	var made struct{ SandboxID, TrafficAccessToken, EnvdAccessToken string }
+	w.decode(w.must(201, "POST", "/v2/sandboxes",
+		`{"templateID":"base","autoPause":true,"autoResume":{"enabled":true}}`), &made)
+	path := "/sandboxes/" + made.SandboxID
+	for _, knock := range []struct {
+		port        int
+		name, token string
+		status      int // 0: any, of a sandbox that runs
+	}{
+		{49983, "", "", 403},
+		{49983, "X-Access-Token", "wrong", 403},
+		{49983, e2b.TrafficHeader, made.TrafficAccessToken, 403},
+		{49983, "X-Access-Token", made.EnvdAccessToken, 0},
+		{49999, "", "", 403},
+		{49999, "X-Access-Token", "wrong", 403},
+		{49999, e2b.TrafficHeader, made.TrafficAccessToken, 0},
+		{49999, "X-Access-Token", made.EnvdAccessToken, 0},
+		{3000, "", "", 0},
+	} {
+		for _, memory := range []bool{true, false} {
+			w.must(204, "POST", path+"/pause", fmt.Sprintf(`{"memory":%t}`, memory))
+			status, text := w.at("GET", made.SandboxID, knock.port, "/health", knock.name, knock.token)
+			state, want := w.must(200, "GET", path, ""), knock.status
+			if !memory {
+				want = 502
+			}
+			if strings.Contains(state, `"state":"running"`) != (want == 0) || want != 0 && status != want {
+				t.Errorf("%+v, with memory %t: got %d %s, then %s; want %d, 0 for a running sandbox",
+					knock, memory, status, text, state, want)
+			}
+			if !strings.Contains(state, `"autoResume":true`) {
+				t.Errorf("the sandbox forgot that it resumes by itself: %s", state)
+			}
+			w.must(map[bool]int{true: 200, false: 201}[want == 0], "POST", path+"/connect", "")
+		}
 	}
 }

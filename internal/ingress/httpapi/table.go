@@ -181,7 +181,7 @@ func filesBelow(at string) []route {
 		get(at+"/fs", "Read a file of any size; Range is honoured", raw(octets, readFile), file()...),
 		put(at+"/fs", "Write a file of any size, whole or not at all", write,
 			file(param{"mode", "string", "Octal permissions, such as 0755."},
-				param{"atomic", "boolean", "false: empty an existing file and write it, for its hard links and readers."})...),
+				param{"atomic", "boolean", "false: empty and write an existing file, for its links and readers."})...),
 		del(at+"/fs", "Remove a file or directory", noContent(removeFile),
 			file(param{"recursive", "string", "1: a directory and everything below it."})...),
 		get(at+"/fs/stat", "Describe a file", jsonOut(200, statFile), file()...),

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/pandastack/pandastack/api"
 )
 
 // PreviewName is the query parameter, and the cookie, that carries a signed preview.
@@ -113,12 +115,20 @@ func domainOf(host string) string {
 
 func isSafe(method string) bool { return method == http.MethodGet || method == http.MethodHead }
 
-// mayWake reports whether r may wake the sandbox, if it is private: r has what opens the port or the port's service.
-func (rt Route) mayWake(r *http.Request) bool {
-	if how, _ := rt.grantOf(r); how != grantNone {
-		return true
+// checkWake returns an error unless r may wake the sandbox: it has what the port's service needs, or what opens the
+// port if that needs nothing.
+func (rt Route) checkWake(r *http.Request) error {
+	if rt.Service != nil {
+		if ok, needed := rt.Service.MayWake(r, rt.Sandbox); needed && !ok {
+			return api.Errorf(api.Forbidden, "this sandbox sleeps: send its access token to wake it")
+		} else if needed {
+			return nil
+		}
 	}
-	return rt.Service != nil && rt.Service.MayWake(r, rt.Sandbox)
+	if how, _ := rt.grantOf(r); how == grantNone {
+		return api.Errorf(api.Forbidden, "%s", rt.privateMessage())
+	}
+	return nil
 }
 
 // CheckAccess returns the request to forward and true if r may reach the port.

@@ -145,10 +145,11 @@ func (p *Proxy) Middleware(next http.Handler) http.Handler {
 	})
 }
 
-// isRefusal reports whether the workspace of a sandbox is suspended, or may not have the sandbox running.
+// isRefusal reports whether the workspace of a sandbox is suspended or may not have the sandbox running, or the request
+// may not wake it.
 func isRefusal(err error) bool {
 	code := api.CodeOf(err)
-	return code == api.WorkspaceSuspended || code == api.QuotaExceeded
+	return code == api.WorkspaceSuspended || code == api.QuotaExceeded || code == api.Forbidden
 }
 
 // writeRefusal sends a refusal with its own code.

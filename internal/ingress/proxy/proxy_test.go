@@ -145,10 +145,12 @@ func (testPolicy) WakesOnRequest(b api.Sandbox) bool {
 
 func (testPolicy) ResumeTimeout(api.Sandbox) int64 { return 100 }
 
-// testService serves a port on the host. The header Knock wakes private sandboxes.
+// testService serves a port on the host. Sandboxes that are not open need the header Knock.
 type testService struct{}
 
-func (testService) MayWake(r *http.Request, _ api.Sandbox) bool { return r.Header.Get("Knock") != "" }
+func (testService) MayWake(r *http.Request, b api.Sandbox) (ok, needed bool) {
+	return r.Header.Get("Knock") != "", b.Metadata["open"] == ""
+}
 
 func (testService) ServeRoute(w http.ResponseWriter, _ *http.Request, rt proxy.Route) {
 	io.WriteString(w, "agent of "+rt.Address.Sandbox)
@@ -455,6 +457,7 @@ func TestWake(t *testing.T) {
 	for _, c := range []struct {
 		name, host string
 		asleep     bool // the policy forbids to wake it
+		open       bool // services need no credential
 		private    bool
 		header     []string
 		wakes      bool
@@ -465,6 +468,12 @@ func TestWake(t *testing.T) {
 		{name: "private-with-wrong-token", host: "3000-sbxa.test", private: true, header: []string{trafficHeader, "x"}},
 		{name: "private-with-token", host: "3000-sbxa.test", private: true, header: []string{trafficHeader, "secret"},
 			wakes: true},
+		{name: "service-without-its-credential", host: "49983-sbxa.test"},
+		{name: "service-with-its-credential", host: "49983-sbxa.test", header: []string{"Knock", "1"}, wakes: true},
+		{name: "open-service", host: "49983-sbxa.test", open: true, wakes: true},
+		{name: "private-open-service", host: "49983-sbxa.test", private: true, open: true},
+		{name: "private-service-with-the-token-of-ports", host: "49983-sbxa.test", private: true,
+			header: []string{trafficHeader, "secret"}},
 		{name: "private-service", host: "49983-sbxa.test", private: true},
 		{name: "private-service-with-its-credential", host: "49983-sbxa.test", private: true,
 			header: []string{"Knock", "1"}, wakes: true},
@@ -477,8 +486,14 @@ func TestWake(t *testing.T) {
 				if c.asleep {
 					b.Metadata = map[string]string{"asleep": "1"}
 				}
+				if c.open {
+					b.Metadata = map[string]string{"open": "1"}
+				}
 			})
-			want := map[bool]int{true: http.StatusOK, false: http.StatusBadGateway}[c.wakes]
+			want := map[bool]int{true: http.StatusOK, false: http.StatusForbidden}[c.wakes]
+			if c.asleep {
+				want = http.StatusBadGateway
+			}
 			if status, text := w.get(t, c.host, "/", c.header...); status != want {
 				t.Errorf("got %d %s, want %d", status, text, want)
 			}

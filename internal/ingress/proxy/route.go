@@ -24,7 +24,8 @@ type Resolver interface {
 	// Open returns the route to the port that Address returned for r. It wakes a sandbox if r may wake it; many
 	// requests that wait for one sandbox wake it once.
 	//
-	// The error wraps ErrNotFound if the target does not exist, or sleeps and r may not wake it.
+	// The error wraps ErrNotFound if the target does not exist, or sleeps and requests do not wake it. It has the code
+	// forbidden if r lacks what other requests wake it with.
 	Open(r *http.Request, a Address) (Route, error)
 }
 
@@ -58,9 +59,11 @@ type Route struct {
 
 // Service serves a port on this host, in the place of a program in the guest.
 type Service interface {
-	// MayWake reports whether r carries a credential of the service's own that lets r wake the private sandbox b.
+	// MayWake reports whether r carries a credential of the service's own that lets r wake the sandbox b, and whether
+	// the service needs one. Without need, a request that may reach the port of b may wake it.
+	//
 	// The service checks the credential again when it serves the request.
-	MayWake(r *http.Request, b api.Sandbox) bool
+	MayWake(r *http.Request, b api.Sandbox) (ok, needed bool)
 	// ServeRoute serves r. The service authorizes r; Route.CheckAccess has the rule for ports.
 	ServeRoute(w http.ResponseWriter, r *http.Request, rt Route)
 }

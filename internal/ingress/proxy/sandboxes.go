@@ -58,7 +58,7 @@ func NewSandboxResolver(sandboxes Sandboxes, cfg SandboxConfig) *SandboxResolver
 // errAsleep is why a request did not wake a sandbox.
 var errAsleep = errors.New("the sandbox sleeps, and this request does not wake it")
 
-// Open implements Resolver. A private sandbox is woken only by a request that may reach the port.
+// Open implements Resolver. A sandbox is woken only by a request that may reach the port.
 func (s *SandboxResolver) Open(r *http.Request, a Address) (rt Route, err error) {
 	id := api.SandboxID(a.Sandbox)
 	rt = Route{
@@ -76,8 +76,11 @@ func (s *SandboxResolver) Open(r *http.Request, a Address) (rt Route, err error)
 	admit := func(p auth.Principal, b api.Sandbox) error {
 		owner, rt.Sandbox = p, b
 		wakes = b.Status != api.Running
-		if wakes && (!s.cfg.Policy.WakesOnRequest(b) || !rt.mayWake(r)) {
+		if wakes && !s.cfg.Policy.WakesOnRequest(b) {
 			return api.Wrap(api.NotFound, errAsleep, errAsleep.Error())
+		}
+		if wakes {
+			return rt.checkWake(r)
 		}
 		return nil
 	}

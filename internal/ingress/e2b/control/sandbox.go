@@ -173,13 +173,17 @@ func withMarkers(metadata map[string]string, marks []string) map[string]string {
 	return out
 }
 
-// WakesOnRequest reports whether requests to a port wake a sandbox with this metadata.
+// WakesOnRequest reports whether requests to a port wake a sandbox.
 //
-// Only its clients wake a sandbox that was made through this API, unless it was made to resume by itself.
-func WakesOnRequest(metadata map[string]string) bool {
-	_, made := metadata[madeKey]
-	return !made || ResumeTimeout(metadata) > 0
+// Only its clients wake a sandbox that was made through this API, unless it was made to resume by itself and still has
+// its memory.
+func WakesOnRequest(b api.Sandbox) bool {
+	_, made := b.Metadata[madeKey]
+	return !made || resumes(b) && !b.MemoryDropped
 }
+
+// resumes reports whether a sandbox was made to resume by itself.
+func resumes(b api.Sandbox) bool { return ResumeTimeout(b.Metadata) > 0 }
 
 // ResumeTimeout returns how many seconds a sandbox with this metadata runs after a request woke it.
 //
@@ -427,7 +431,7 @@ func (s *Server) get(r *http.Request, p auth.Principal) (int, any, error) {
 	l := s.sandboxInfo(b)
 	l.EnvdAccessToken = s.tokenFor(p, b)
 	l.Domain, l.Internet, l.Network = s.cfg.Domain, &b.Egress, newNetworkResponse(b.Network)
-	l.Lifecycle = &lifecycle{OnTimeout: "kill", AutoResume: WakesOnRequest(b.Metadata)}
+	l.Lifecycle = &lifecycle{OnTimeout: "kill", AutoResume: resumes(b)}
 	if b.OnTimeout.KeepsSandbox() {
 		l.Lifecycle.OnTimeout = "pause"
 	}

@@ -54,6 +54,17 @@ func rpcError(err error) error {
 	return connect.NewError(connect.CodeInternal, err)
 }
 
+// streamError returns the error of a stream that has begun.
+//
+// If the sandbox has ended or sleeps, it cuts the connection instead: clients then ask whether the sandbox is there,
+// and say that it was killed. An orderly end would look as if the service had failed.
+func streamError(err error) error {
+	if isGone(err) || errors.Is(err, guestapi.ErrLost) {
+		panic(http.ErrAbortHandler)
+	}
+	return rpcError(err)
+}
+
 func failWith(w http.ResponseWriter, err error) {
 	if isGone(err) {
 		fail(w, http.StatusBadGateway, err.Error())

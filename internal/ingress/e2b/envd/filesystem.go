@@ -249,7 +249,7 @@ func (f *filesystem) WatchDir(
 		case quiet:
 			msg.Event = &pb.WatchDirResponse_Keepalive{Keepalive: &pb.WatchDirResponse_KeepAlive{}}
 		case err != nil:
-			return rpcError(err)
+			return streamError(err)
 		default:
 			msg.Event = &pb.WatchDirResponse_Filesystem{Filesystem: w.event(ctx, e)}
 		}

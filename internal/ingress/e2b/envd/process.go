@@ -226,7 +226,7 @@ func follow(
 	if e, ok := errors.AsType[errNotSent](err); ok {
 		return e.error
 	}
-	return rpcError(err)
+	return streamError(err)
 }
 
 // defaultPing keeps connections through proxies alive, in seconds.

@@ -131,18 +131,22 @@ func reply(w http.ResponseWriter, status int, body any) {
 	_ = json.NewEncoder(w).Encode(body)
 }
 
+// isGone reports whether an error says that the sandbox has ended or sleeps.
+func isGone(err error) bool {
+	e, ok := errors.AsType[*api.Error](err)
+	return ok && (e.Code == api.NotFound || e.Code == api.WrongState || e.Code == api.Unavailable) ||
+		errors.Is(err, guestapi.ErrLost)
+}
+
 func fail(w http.ResponseWriter, err error) {
 	status := http.StatusInternalServerError
-	ended, ok := errors.AsType[*api.Error](err)
 	switch {
-	case ok && (ended.Code == api.NotFound || ended.Code == api.WrongState || ended.Code == api.Unavailable):
+	case isGone(err):
 		status = http.StatusBadGateway // as for a request to a sandbox that does not run
 	case errors.Is(err, guestapi.ErrNotFound):
 		status = http.StatusNotFound
 	case errors.Is(err, guestapi.ErrInvalid):
 		status = http.StatusBadRequest
-	case errors.Is(err, guestapi.ErrLost):
-		status = http.StatusBadGateway
 	case errors.Is(err, guestapi.ErrBusy):
 		status = http.StatusTooManyRequests
 	case errors.Is(err, guestapi.ErrTooLarge):
@@ -265,6 +269,8 @@ func (s *Server) execute(w http.ResponseWriter, r *http.Request, t Target) {
 	case !out.started && (!errors.Is(err, repl.ErrEnded) || errors.Is(err, guestapi.ErrNotFound)):
 		fail(w, err)
 		return
+	case isGone(err): // clients then ask whether the sandbox is there, and say that it was killed
+		panic(http.ErrAbortHandler)
 	default:
 		failed := map[string]any{"type": "error", "name": "ExecutionEnded", "value": err.Error(), "traceback": ""}
 		_ = out.send(failed) // an error means that the client is gone

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -13,9 +14,11 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/pandastack/pandastack/internal/contract/guestapi"
 	"github.com/pandastack/pandastack/internal/guest/agent"
 	"github.com/pandastack/pandastack/internal/guest/process"
 	"github.com/pandastack/pandastack/internal/ingress/e2b/interpreter"
@@ -24,8 +27,10 @@ import (
 
 // fixture is an interpreter over the guest agent as a plain process of this machine.
 type fixture struct {
-	t   *testing.T
-	url string
+	t     *testing.T
+	url   string
+	agent guestapi.Guest
+	guest atomic.Value // a lostGuest, in the place of agent
 }
 
 func newFixture(t *testing.T) *fixture {
@@ -41,11 +46,17 @@ func newFixtureWith(t *testing.T, runner *repl.Runner) *fixture {
 	g := agent.New(agent.Config{Reaper: process.NewReaper(false)})
 	t.Cleanup(g.Close)
 	s := interpreter.New(runner, nil)
+	f := &fixture{t: t, agent: g}
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		s.Serve(w, r, interpreter.Target{ID: "sbx", Guest: g})
+		guest := f.agent
+		if lost, ok := f.guest.Load().(lostGuest); ok {
+			guest = lost
+		}
+		s.Serve(w, r, interpreter.Target{ID: "sbx", Guest: guest})
 	}))
 	t.Cleanup(srv.Close)
-	return &fixture{t, srv.URL}
+	f.url = srv.URL
+	return f
 }
 
 func (w *fixture) call(method, path, body string) (int, string) {
@@ -234,5 +245,41 @@ func TestContexts(t *testing.T) {
 		if status, text := w.call(tt.method, tt.path, tt.body); status != tt.status {
 			t.Errorf("%s %s %.60s = %d %.200s, want %d", tt.method, tt.path, tt.body, status, text, tt.status)
 		}
+	}
+}
+
+// lostGuest loses the machine when a cell runs.
+type lostGuest struct{ guestapi.Guest }
+
+func (g lostGuest) Attach(
+	ctx context.Context,
+	ref guestapi.ProcessRef,
+	from guestapi.Offsets,
+) (guestapi.Process, error) {
+	p, err := g.Guest.Attach(ctx, ref, from)
+	if err != nil {
+		return nil, err
+	}
+	return lostProcess{p}, nil
+}
+
+type lostProcess struct{ guestapi.Process }
+
+func (lostProcess) Next(context.Context) (guestapi.Event, error) {
+	return guestapi.Event{}, guestapi.ErrLost
+}
+
+// TestCellOfLostSandboxIsCut checks that the response breaks if the sandbox ends while a cell runs.
+func TestCellOfLostSandboxIsCut(t *testing.T) {
+	w := newFixture(t)
+	w.run(`{"code":"1"}`)
+	w.guest.Store(lostGuest{w.agent})
+	res, err := http.Post(w.url+"/execute", "application/json", strings.NewReader(`{"code":"2"}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	if text, err := io.ReadAll(res.Body); !errors.Is(err, io.ErrUnexpectedEOF) {
+		t.Errorf("the response ended with %v after %q, want it cut", err, text)
 	}
 }
