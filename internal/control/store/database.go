@@ -62,7 +62,6 @@ type Database struct {
 	Origin        string `bun:"origin"`
 	Expires       int64  `bun:"expires"`
 	Used          int64  `bun:"used"`
-	BaseDue       int64  `bun:"base_due"`
 	Error         string `bun:"error"`
 	Created       int64  `bun:"created"`
 	Changed       int64  `bun:"changed"`

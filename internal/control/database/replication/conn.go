@@ -34,12 +34,14 @@ const (
 	readBuffer = 256 << 10
 )
 
-// Config says how to reach a server. All fields but Application are required.
+// Config says how to reach a server. Dial and User are required.
 type Config struct {
 	// Dial opens a byte stream to the server's socket.
-	Dial     func(ctx context.Context) (net.Conn, error)
-	User     string // a role with the attribute REPLICATION
-	Password string // for SCRAM-SHA-256; no other method of authentication is accepted
+	Dial func(ctx context.Context) (net.Conn, error)
+	User string // a role with the attribute REPLICATION
+	// Password is for SCRAM-SHA-256; no other method of authentication is accepted. Without one the server must not
+	// ask: it knows who is at the other end of its socket.
+	Password string
 	// Application is the application_name, which synchronous_standby_names can list.
 	Application string
 	// Limit bounds connecting and every command but the streams; default 30 s.
@@ -79,6 +81,9 @@ func Dial(ctx context.Context, cfg Config) (*Conn, error) {
 	config.User, config.Password, config.Fallbacks = cfg.User, cfg.Password, nil
 	config.RuntimeParams = map[string]string{"replication": "true", "application_name": cfg.Application}
 	config.RequireAuth = "scram-sha-256"
+	if cfg.Password == "" {
+		config.RequireAuth = "none"
+	}
 	config.LookupFunc = func(context.Context, string) ([]string, error) { return []string{"localhost"}, nil }
 	c := &Conn{limit: limit, ctx: ctx}
 	config.DialFunc = func(ctx context.Context, _, _ string) (net.Conn, error) {

@@ -224,6 +224,23 @@ func (r *Relay) Flush(ctx context.Context, at wal.LSN) error {
 	}
 }
 
+// Wait waits until ok accepts the status, and returns that.
+func (r *Relay) Wait(ctx context.Context, ok func(Status) bool) (Status, error) {
+	for {
+		r.mu.Lock()
+		status, changed := r.status, r.changed
+		r.mu.Unlock()
+		if ok(status) {
+			return status, nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return status, context.Cause(ctx)
+		}
+	}
+}
+
 // nudge wakes the uploader.
 func (r *Relay) nudge() {
 	select {

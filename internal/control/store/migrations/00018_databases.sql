@@ -25,7 +25,6 @@ CREATE TABLE databases (
   origin       TEXT NOT NULL,    -- JSON: what a branch that is being made is made of
   expires      BIGINT NOT NULL,  -- when it is deleted; 0: never
   used         BIGINT NOT NULL,  -- when it was last in use
-  base_due     BIGINT NOT NULL,  -- when the next base backup is due
   error        TEXT NOT NULL,
   created      BIGINT NOT NULL,
   changed      BIGINT NOT NULL
