@@ -113,7 +113,9 @@ type VolumeHost interface {
 	DetachVolume(ctx context.Context, id MachineID, volume VolumeID, force bool) (Machine, error)
 
 	// BackupVolume uploads a volume as of this moment. What the object store has of earlier backups of the workspace
-	// is not uploaded again. After an error nothing of it is visible in the store. The labels are returned by Backups.
+	// is not uploaded again, unless its parts have become so small that it is better stored as a whole. A backup that
+	// the store has already stays as it is, and its result is returned; ErrExists: it is of another volume. After an
+	// error nothing of it is visible in the store. The labels are returned by Backups.
 	BackupVolume(
 		ctx context.Context, workspace string, id VolumeID, backup BackupID, labels map[string]string,
 	) (BackupResult, error)

@@ -19,6 +19,7 @@ import (
 	"github.com/pandastack/pandastack/internal/host/snapshot/lazy"
 	"github.com/pandastack/pandastack/internal/host/snapshot/remote"
 	"github.com/pandastack/pandastack/internal/host/volume"
+	"github.com/pandastack/pandastack/internal/host/volume/backup"
 	"github.com/pandastack/pandastack/internal/vmm"
 )
 
@@ -72,6 +73,7 @@ type Host struct {
 	images   images
 	remote   *remote.Repository // nil: no object store
 	lazy     *lazy.Manager      // nil: likewise
+	backups  *backup.Repository // nil: likewise
 }
 
 var _ hostapi.Host = (*Host)(nil)
@@ -114,9 +116,6 @@ func (h *Host) Open(ctx context.Context) error {
 	if h.lazy != nil {
 		deps.Lazy = h.lazy
 	}
-	if h.deps.Objects != nil {
-		cfg.ReclaimSpace = h.deps.Objects.Cache.Evict
-	}
 	cfg.Dir = filepath.Join(h.cfg.DataDir, machinesDir)
 	deps.Store, deps.Log = store, h.deps.Log
 	volumes, err := h.openVolumes()
@@ -124,6 +123,9 @@ func (h *Host) Open(ctx context.Context) error {
 		return err
 	}
 	deps.Volumes = volumes
+	if h.deps.Objects != nil {
+		cfg.ReclaimSpace = h.reclaim(volumes)
+	}
 	deps.Emit = func(e machine.Event) { h.hub.emit(eventOf(e)) }
 	machines, err := machine.New(cfg, deps)
 	if err != nil {
@@ -139,6 +141,9 @@ func (h *Host) Open(ctx context.Context) error {
 		return err
 	}
 	if err := machines.Recover(ctx); err != nil {
+		return errors.Join(err, machines.Close())
+	}
+	if err := h.openBackups(volumes, machines); err != nil {
 		return errors.Join(err, machines.Close())
 	}
 	h.images.dir = filepath.Join(h.cfg.DataDir, "images")

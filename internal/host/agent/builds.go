@@ -97,7 +97,7 @@ func (h *Host) ImportImage(ctx context.Context, req hostapi.Import, tar io.Reade
 	if req.SizeMiB < 1 {
 		return hostapi.Image{}, fmt.Errorf("import image %s: %d MiB: %w", req.ID, req.SizeMiB, hostapi.ErrInvalid)
 	}
-	if err := h.machines.CheckDiskSpace("image " + string(req.ID)); err != nil {
+	if err := h.machines.CheckDiskSpace("image "+string(req.ID), 0); err != nil {
 		return hostapi.Image{}, fmt.Errorf("import: %w", err)
 	}
 	if err := h.images.reserve(req); err != nil {
@@ -195,7 +195,7 @@ func (h *Host) Publish(ctx context.Context, req hostapi.Publish) (hostapi.Stream
 			hostapi.ErrInvalid,
 		)
 	}
-	if err := h.machines.CheckDiskSpace("template " + string(req.Name)); err != nil {
+	if err := h.machines.CheckDiskSpace("template "+string(req.Name), 0); err != nil {
 		return nil, fmt.Errorf("publish: %w", err)
 	}
 	from, err := h.publishSource(&req)

@@ -41,7 +41,7 @@ func (h *Host) openLazy(ctx context.Context, store *snapshot.Store) error {
 	var err error
 	h.lazy, err = lazy.New(ctx, lazy.Config{
 		Dir: filepath.Join(h.cfg.DataDir, "stream"), Store: store, Log: h.deps.Log, Prefetches: prefetchStore{h},
-		CheckSpace: func() error { return h.machines.CheckDiskSpace("the rest of a snapshot") },
+		CheckSpace: func() error { return h.machines.CheckDiskSpace("the rest of a snapshot", 0) },
 		OpenSource: func(ctx context.Context, data []byte) (chunkstore.Source, error) {
 			o, err := readOrigin(data)
 			if err != nil {
@@ -77,7 +77,7 @@ func (h *Host) StreamSnapshot(
 	if snap, err := h.store.Get(ref); err == nil {
 		return h.pullResult(snap, began), nil
 	}
-	if err := h.machines.CheckDiskSpace("snapshot " + string(id)); err != nil {
+	if err := h.machines.CheckDiskSpace("snapshot "+string(id), 0); err != nil {
 		return hostapi.PullResult{}, err
 	}
 	grew := make(chan origin, 1)

@@ -54,15 +54,12 @@ func (h *Host) isPublic(ref snapshot.Ref) bool {
 	return false
 }
 
+var errNoObjects = fmt.Errorf("this host has no object store (object_store.url): %w", hostapi.ErrUnsupported)
+
 // checkTransfer checks what all transfers require.
 func (h *Host) checkTransfer(op, workspace string, id hostapi.SnapshotID) (snapshot.Ref, error) {
 	if h.remote == nil {
-		return "", fmt.Errorf(
-			"%s snapshot %s: this host has no object store (object_store.url): %w",
-			op,
-			id,
-			hostapi.ErrUnsupported,
-		)
+		return "", fmt.Errorf("%s snapshot %s: %w", op, id, errNoObjects)
 	}
 	if workspace == "" {
 		return "", fmt.Errorf("%s snapshot %s: no workspace is named: %w", op, id, hostapi.ErrInvalid)
@@ -72,17 +69,22 @@ func (h *Host) checkTransfer(op, workspace string, id hostapi.SnapshotID) (snaps
 
 // transferError translates an error of a transfer to those of hostapi.
 func transferError(op string, id hostapi.SnapshotID, err error) error {
+	return objectsError(op+" snapshot "+string(id), err)
+}
+
+// objectsError translates an error of an operation on the object store to those of hostapi.
+func objectsError(doing string, err error) error {
 	if err == nil {
 		return nil
 	}
 	kind := map[error]error{
 		snapshot.ErrNotFound: hostapi.ErrNotFound, snapshot.ErrRemoteBacked: hostapi.ErrWrongState,
-		chunkstore.ErrNotFound:    hostapi.ErrNotFound,
+		chunkstore.ErrNotFound: hostapi.ErrNotFound, chunkstore.ErrExists: hostapi.ErrExists,
 		chunkstore.ErrWrongTenant: hostapi.ErrInvalid, chunkstore.ErrTampered: hostapi.ErrInvalid,
 		chunkstore.ErrVersion: hostapi.ErrUnsupported,
 		blob.ErrNoSpace:       hostapi.ErrNoSpace,
 	}
-	err = fmt.Errorf("%s snapshot %s: %w", op, id, err)
+	err = fmt.Errorf("%s: %w", doing, err)
 	if durable.IsNoSpace(err) {
 		return fmt.Errorf("%w: %w", err, hostapi.ErrNoSpace)
 	}
@@ -158,7 +160,7 @@ func (h *Host) PullSnapshot(
 	if snap, err := h.store.Get(ref); err == nil {
 		return h.pullResult(snap, began), nil
 	}
-	if err := h.machines.CheckDiskSpace("snapshot " + string(id)); err != nil {
+	if err := h.machines.CheckDiskSpace("snapshot "+string(id), 0); err != nil {
 		return hostapi.PullResult{}, err
 	}
 	snap, stats, err := h.remote.Pull(ctx, chunkstore.Tenant(workspace), chunkstore.ID(id), ref, labels)

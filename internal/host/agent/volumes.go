@@ -20,7 +20,7 @@ const volumesDir = "volumes"
 func (h *Host) openVolumes() (*volume.Store, error) {
 	store, err := volume.Open(volume.Config{
 		Dir:   filepath.Join(h.cfg.DataDir, volumesDir),
-		Clone: h.deps.Machine.Disks.Clone, Grow: h.deps.Machine.Disks.Grow,
+		Clone: h.deps.Machine.Disks.Clone, Grow: h.deps.Machine.Disks.Grow, Own: h.ownBytes(),
 	})
 	if err != nil {
 		return nil, err
@@ -29,6 +29,17 @@ func (h *Host) openVolumes() (*volume.Store, error) {
 		h.deps.Log.Error("volumes left alone: their records cannot be used", "err", err)
 	}
 	return store, nil
+}
+
+// ownBytes returns a function that measures what removing a file would free; nil if this host cannot.
+func (h *Host) ownBytes() func(string) (int64, error) {
+	if h.deps.Measure == nil {
+		return nil
+	}
+	return func(path string) (int64, error) {
+		_, own, err := h.deps.Measure(path)
+		return own, err
+	}
 }
 
 // volumeStore returns the volumes of this host. Before Open has recovered its machines, that is ErrUnavailable.
@@ -47,7 +58,8 @@ func (h *Host) volumeOf(v volume.Volume) hostapi.Volume {
 		Check: v.Check, Group: v.Group, Labels: v.Labels, Created: v.Created, Written: v.Written,
 	}
 	path := h.volumes.Path(v.ID)
-	if measure := h.cfg.Machine.Allocated; measure != nil {
+	// Blocks that a volume shares with its base are its own: that ends with it.
+	if measure := h.cfg.Machine.Allocated; measure != nil && !h.volumes.HasBase(v) {
 		out.Bytes, _ = measure(path) // of a volume that is removed at this moment: 0
 	} else if info, err := os.Stat(path); err == nil {
 		if st, ok := info.Sys().(*syscall.Stat_t); ok {
@@ -182,37 +194,4 @@ func (h *Host) DetachVolume(
 		return hostapi.Machine{}, err
 	}
 	return h.owned(h.machines.DetachVolume(ctx, id, of, force))
-}
-
-var errNoBackups = fmt.Errorf("backups of volumes: %w", hostapi.ErrUnsupported)
-
-// BackupVolume implements hostapi.VolumeHost.
-func (*Host) BackupVolume(
-	_ context.Context,
-	_ string,
-	_ hostapi.VolumeID,
-	_ hostapi.BackupID,
-	_ map[string]string,
-) (hostapi.BackupResult, error) {
-	return hostapi.BackupResult{}, errNoBackups
-}
-
-// Backups implements hostapi.VolumeHost.
-func (*Host) Backups(_ context.Context, _ string) ([]hostapi.Backup, error) {
-	return nil, errNoBackups
-}
-
-// RestoreVolume implements hostapi.VolumeHost.
-func (*Host) RestoreVolume(
-	_ context.Context,
-	_ string,
-	_ hostapi.BackupID,
-	_ hostapi.CreateVolume,
-) (hostapi.Volume, error) {
-	return hostapi.Volume{}, errNoBackups
-}
-
-// DeleteBackup implements hostapi.VolumeHost.
-func (*Host) DeleteBackup(_ context.Context, _ string, _ hostapi.BackupID) error {
-	return errNoBackups
 }

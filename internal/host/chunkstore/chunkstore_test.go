@@ -445,3 +445,28 @@ func TestPullOverABase(t *testing.T) {
 		t.Error("Pull changed the base")
 	}
 }
+
+func TestListOfManifests(t *testing.T) {
+	f := newFixture(t, quickRetries)
+	for id, tenant := range map[chunkstore.ID]chunkstore.Tenant{"b": "ws", "a": "ws", "c": "other"} {
+		f.pushMemory(tenant, id, content(1, 4096))
+	}
+	if err := f.store.Delete(t.Context(), "other", "c"); err != nil {
+		t.Fatal(err)
+	}
+	f.objects.SetFaults(func(c blobtest.Call) blobtest.Fault {
+		if c.Op == "list" && c.N == 0 {
+			return blobtest.Fault{Err: os.ErrClosed}
+		}
+		return blobtest.Fault{}
+	})
+	for tenant, want := range map[chunkstore.Tenant][]chunkstore.ID{"ws": {"a", "b"}, "other": nil, "none": nil} {
+		if got, err := f.store.List(t.Context(), tenant); err != nil || !slices.Equal(got, want) {
+			t.Errorf("manifests of %q = %v, %v; want %v", tenant, got, err, want)
+		}
+	}
+	f.objects.SetFaults(func(blobtest.Call) blobtest.Fault { return blobtest.Fault{Err: os.ErrClosed} })
+	if _, err := f.store.List(t.Context(), "ws"); !errors.Is(err, os.ErrClosed) {
+		t.Errorf("manifests of a store that fails: got %v, want its error", err)
+	}
+}

@@ -52,7 +52,7 @@ func (m *Manifest) Stored() int64 {
 	return n
 }
 
-// Tenant is the owner of a manifest: the name of a workspace, or Common.
+// Tenant is the owner of a manifest: the name of a workspace, "<workspace>/volumes" for its backups, or Common.
 type Tenant string
 
 // Common owns content that every workspace may read, such as templates. A manifest of a workspace may use

@@ -9,6 +9,7 @@ import (
 	"io"
 	"log/slog"
 	"runtime"
+	"strings"
 	"time"
 
 	"github.com/pandastack/pandastack/internal/lib/blob"
@@ -167,6 +168,25 @@ func (s *Store) Exists(ctx context.Context, tenant Tenant, id ID) (bool, error) 
 		return false, nil
 	}
 	return err == nil, err
+}
+
+// List returns the ids of all manifests of a tenant, in order, without reading any.
+func (s *Store) List(ctx context.Context, tenant Tenant) ([]ID, error) {
+	prefix := s.keys(tenant).own.manifestKey("")
+	var all []ID
+	err := s.retry(ctx, func(ctx context.Context) error {
+		all = nil
+		return s.objects.List(ctx, prefix, func(i blob.Info) error {
+			if id := ID(strings.TrimPrefix(i.Key, prefix)); id.check() == nil {
+				all = append(all, id)
+			}
+			return nil
+		})
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list manifests: %w", err)
+	}
+	return all, nil
 }
 
 // put stores data under key.

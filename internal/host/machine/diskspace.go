@@ -21,10 +21,12 @@ func StatFS(dir string) (total, free int64, err error) {
 	return int64(st.Blocks) * st.Bsize, int64(st.Bavail) * st.Bsize, nil
 }
 
-// CheckDiskSpace returns ErrNoSpace, with the numbers, if less than the reserve is free.
-func (m *Manager) CheckDiskSpace(what string) error { return m.requireSpace(what, 0) }
+// CheckDiskSpace returns ErrNoSpace, with the numbers, unless needMiB MiB fit beside the reserve.
+func (m *Manager) CheckDiskSpace(what string, needMiB int) error {
+	return m.requireSpace(what, needMiB)
+}
 
-// requireSpace returns ErrNoSpace, with the numbers, unless needMiB MiB fit beside the reserve.
+// requireSpace is CheckDiskSpace.
 func (m *Manager) requireSpace(what string, needMiB int) error {
 	_, free, err := m.cfg.FreeSpace(m.cfg.Dir)
 	if err != nil {

@@ -11,8 +11,9 @@ import (
 	"github.com/pandastack/pandastack/internal/vmm"
 )
 
-// copyVolume makes a private copy of a volume as of this moment; see volume.Store.Copy.
-func (m *Manager) copyVolume(ctx context.Context, id hostapi.VolumeID) (
+// CopyVolume makes a private copy of a volume as of this moment; see volume.Store.Copy. The guest of its writer is
+// asked to write back everything first.
+func (m *Manager) CopyVolume(ctx context.Context, id hostapi.VolumeID) (
 	path string, of volume.Volume, remove func() error, err error,
 ) {
 	err = m.withVolume(ctx, id, func() error {
@@ -81,6 +82,9 @@ func (m *Manager) CreateVolume(ctx context.Context, req volume.Request, from hos
 			func(d disk) bool { return d.kind == diskData && d.volume == from },
 			func(d disk) error {
 				req.From, req.Dirty = d.path, true
+				if source, err := m.deps.Volumes.Get(from); err == nil { // it may have been deleted
+					req.Base = source.Base
+				}
 				return create()
 			})
 	case from != "":
@@ -89,7 +93,7 @@ func (m *Manager) CreateVolume(ctx context.Context, req volume.Request, from hos
 			if err != nil {
 				return err
 			}
-			req.From, req.Dirty = m.deps.Volumes.Path(from), source.Dirty
+			req.From, req.Dirty, req.Base = m.deps.Volumes.Path(from), source.Dirty, source.Base
 			return create()
 		})
 	default:

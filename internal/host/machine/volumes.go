@@ -119,7 +119,7 @@ func (m *Manager) copyForMachine(ctx context.Context, op *operation, id hostapi.
 	if m.deps.Volumes == nil {
 		return privateCopy{}, errNoVolumes
 	}
-	path, of, remove, err := m.copyVolume(ctx, id)
+	path, of, remove, err := m.CopyVolume(ctx, id)
 	if err != nil {
 		return privateCopy{}, err
 	}

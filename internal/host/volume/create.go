@@ -17,7 +17,12 @@ type Request struct {
 	ID      hostapi.VolumeID
 	SizeMiB int // 0: that of From
 	// From is the file to copy, with an ext4 file system; "": the volume is empty.
-	From   string
+	From string
+	// Fill writes the disk to a file that does not exist, in place of From. It has FillMiB and an ext4 file system.
+	Fill    func(ctx context.Context, path string) error
+	FillMiB int
+	// Base is as Volume.Base. With Fill its File is empty, and what Fill wrote is its content.
+	Base   *Base
 	Source string // as Volume.Source
 	// Dirty: the file system of From may be mounted.
 	Dirty     bool
@@ -33,7 +38,7 @@ func (s *Store) Create(ctx context.Context, req Request) (_ Volume, err error) {
 		Version: recordVersion, ID: req.ID, SizeMiB: req.SizeMiB, Frozen: req.Frozen, Dirty: req.Dirty,
 		Source: req.Source, Ephemeral: req.Ephemeral, Group: req.Group, Labels: req.Labels, Created: time.Now().UTC(),
 	}
-	if err := v.complete(req.From); err != nil {
+	if err := v.complete(req); err != nil {
 		return Volume{}, fmt.Errorf("create volume %s: %w", req.ID, err)
 	}
 	draft, err := s.reserve(v.ID)
@@ -54,9 +59,14 @@ func (s *Store) Create(ctx context.Context, req Request) (_ Volume, err error) {
 	if err := os.Mkdir(draft, 0o711); err != nil {
 		return Volume{}, err
 	}
-	if err := s.makeDisk(ctx, v, req.From, filepath.Join(draft, diskFile)); err != nil {
+	if v.Base, err = s.makeDisk(ctx, v, req, filepath.Join(draft, diskFile)); err != nil {
 		return Volume{}, err
 	}
+	defer func() {
+		if err != nil && !errors.Is(err, ErrAbandon) {
+			err = errors.Join(err, s.DropBase(v.Base))
+		}
+	}()
 	if err := s.done("create", "disk"); err != nil {
 		return Volume{}, err
 	}
@@ -83,16 +93,19 @@ func (s *Store) Create(ctx context.Context, req Request) (_ Volume, err error) {
 }
 
 // complete checks a volume that is to be made, and sets its size.
-func (v *Volume) complete(from string) error {
+func (v *Volume) complete(req Request) error {
 	if !validID(v.ID) {
 		return fmt.Errorf("the id is not 1 to 64 lower-case letters and digits: %w", hostapi.ErrInvalid)
 	}
-	if from != "" {
-		info, err := os.Stat(from)
-		if err != nil {
-			return err
+	if req.From != "" || req.Fill != nil {
+		have := req.FillMiB
+		if req.Fill == nil {
+			info, err := os.Stat(req.From)
+			if err != nil {
+				return err
+			}
+			have = int((info.Size() + mib - 1) / mib)
 		}
-		have := int((info.Size() + mib - 1) / mib)
 		if v.SizeMiB == 0 {
 			v.SizeMiB = have
 		}
@@ -126,27 +139,48 @@ func (s *Store) reserve(id hostapi.VolumeID) (draft string, err error) {
 	return filepath.Join(s.cfg.Dir, fmt.Sprintf("%s%d", draftPrefix, s.drafts)), nil
 }
 
-// makeDisk makes the disk of a new volume, durably.
-func (s *Store) makeDisk(ctx context.Context, v Volume, from, to string) (err error) {
-	if from != "" {
-		if err := s.cfg.Clone(from, to); err != nil {
-			return fmt.Errorf("copy the disk: %w", err)
-		}
-		err := os.Chmod(to, 0o600)
-		if err == nil {
-			err = s.cfg.Grow(to, int64(v.SizeMiB)*mib)
-		}
-		return errors.Join(err, durable.Sync(to))
+// makeDisk makes the disk of a new volume, durably, and returns its base.
+func (s *Store) makeDisk(ctx context.Context, v Volume, req Request, to string) (base *Base, err error) {
+	if req.From == "" && req.Fill == nil {
+		return nil, s.makeEmpty(ctx, v.SizeMiB, to)
 	}
+	if req.Fill != nil {
+		if err := req.Fill(ctx, to); err != nil {
+			return nil, fmt.Errorf("fill the disk: %w", err)
+		}
+		if base, err = s.cloneBase(to, req.Base); err != nil {
+			return nil, err
+		}
+		defer func() {
+			if err != nil {
+				err = errors.Join(err, s.DropBase(base))
+			}
+		}()
+	} else {
+		base = req.Base
+		if err := s.cfg.Clone(req.From, to); err != nil {
+			return nil, fmt.Errorf("copy the disk: %w", err)
+		}
+	}
+	if err := os.Chmod(to, 0o600); err != nil {
+		return nil, err
+	}
+	if err := s.cfg.Grow(to, int64(v.SizeMiB)*mib); err != nil {
+		return nil, err
+	}
+	return base, durable.Sync(to)
+}
+
+// makeEmpty makes a disk with an empty file system, durably.
+func (s *Store) makeEmpty(ctx context.Context, sizeMiB int, to string) error {
 	out, err := os.OpenFile(to, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, out.Close()) }()
-	if err := s.cfg.Format(ctx, out, v.SizeMiB); err != nil {
-		return fmt.Errorf("make the file system: %w", err)
+	if err := s.cfg.Format(ctx, out, sizeMiB); err != nil {
+		return errors.Join(fmt.Errorf("make the file system: %w", err), out.Close())
 	}
-	return out.Sync()
+	return errors.Join(out.Sync(), out.Close())
 }
 
 // Copy makes a private copy of a volume as of this moment.

@@ -61,6 +61,8 @@ type Volume struct {
 	Count uint64 `json:"count,omitempty"`
 	// Source names the disk of a snapshot that this is an untouched copy of; "" once it was attached.
 	Source string `json:"source,omitempty"`
+	// Base is the newest backup of it, or of what it is a copy of; nil: none is known.
+	Base *Base `json:"base,omitempty"`
 	// Ephemeral: it is in no list, and of no use to a later process: Open removes it.
 	Ephemeral bool                 `json:"ephemeral,omitempty"`
 	Check     *hostapi.VolumeCheck `json:"check,omitempty"`
@@ -73,12 +75,17 @@ type Volume struct {
 // Config has what a Store needs.
 type Config struct {
 	Dir string // on a file system with reflinks
+	// Bases is the directory of the files that backups are compared with, on the same file system; default Dir with
+	// "-bases" appended.
+	Bases string
 	// Format makes an empty ext4 file system in a new file; default Format.
 	Format func(ctx context.Context, out *os.File, sizeMiB int) error
 	// Clone makes a file that shares the blocks of another.
 	Clone func(src, dst string) error
 	// Grow makes a file larger.
 	Grow func(path string, bytes int64) error
+	// Own returns the bytes that removing a file would free; nil: it is not known.
+	Own func(path string) (int64, error)
 	// OnStep, for tests, is called after every step; an error ends the operation there. With ErrAbandon everything
 	// stays as it is, as after a kill of this process.
 	OnStep func(op, step string) error
@@ -103,6 +110,7 @@ func Open(cfg Config) (*Store, error) {
 	if cfg.Format == nil {
 		cfg.Format = Format
 	}
+	cfg.Bases = cmp.Or(cfg.Bases, filepath.Clean(cfg.Dir)+"-bases")
 	s := &Store{cfg: cfg, volumes: map[hostapi.VolumeID]Volume{}, making: map[hostapi.VolumeID]bool{},
 		broken: map[hostapi.VolumeID]error{}}
 	if err := os.MkdirAll(cfg.Dir, 0o711); err != nil {
@@ -136,6 +144,9 @@ func Open(cfg Config) (*Store, error) {
 			continue
 		}
 		s.volumes[id] = v
+	}
+	if err := s.openBases(); err != nil {
+		return nil, fmt.Errorf("open volumes: %w", err)
 	}
 	return s, nil
 }
@@ -287,7 +298,7 @@ func (s *Store) Delete(id hostapi.VolumeID) error {
 		return fmt.Errorf("delete volume %s: %w", id, err)
 	}
 	delete(s.volumes, id)
-	return s.done("delete", "remove")
+	return errors.Join(s.dropBase(v.Base), s.done("delete", "remove"))
 }
 
 func validID(id hostapi.VolumeID) bool {

@@ -164,8 +164,8 @@ var settingDocs = map[string]string{
 	"quota.new_connections_per_s": "Connections that each sandbox of a workspace may open a second, unless " +
 		"limits.new_connections_per_s is lower; 0 is unlimited.",
 
-	"object_store.url": "Object store for snapshots that move between hosts: file:///path, s3://bucket?region=..., " +
-		"gs://bucket or azblob://container; empty is none.",
+	"object_store.url": "Object store for snapshots that move between hosts and for backups of volumes: " +
+		"file:///path, s3://bucket?region=..., gs://bucket or azblob://container; empty is none.",
 	"object_store.key": "File with the master key that encrypts stored objects. It is created if it does not exist, " +
 		"and " +
 		"must be the same on all hosts that share the store. Empty is objects.key in the data directory.",

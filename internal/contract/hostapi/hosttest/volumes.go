@@ -407,6 +407,13 @@ func (h *Host) BackupVolume(
 		if v == nil {
 			return errNoVolume(id)
 		}
+		if known, ok := o.backups[workspace+"/"+string(name)]; ok {
+			if known.Volume != id {
+				return fmt.Errorf("backup %s is of volume %s: %w", name, known.Volume, hostapi.ErrExists)
+			}
+			out = hostapi.BackupResult{Moment: known.Moment, SizeMiB: known.SizeMiB, Stored: known.Stored}
+			return nil
+		}
 		b := backup{files: h.volumeFiles(v)}
 		out = hostapi.BackupResult{Moment: time.Now(), SizeMiB: v.SizeMiB, Took: time.Millisecond}
 		for _, f := range b.files {

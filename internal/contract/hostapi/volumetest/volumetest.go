@@ -394,6 +394,19 @@ func (s *suite) backup() {
 		s.Errorf("backups of another workspace: %+v, %v", all, err)
 	}
 	s.put(a, "two")
+	again, err := s.Host.BackupVolume(ctx, "wsp", id, "bkp1", nil)
+	s.must(err)
+	if !again.Moment.Equal(got.Moment) || again.Uploaded != 0 || again.Stored != got.Stored {
+		s.Errorf("the same backup again is %+v, want %+v with nothing uploaded", again, got)
+	}
+	_, err = s.Host.BackupVolume(ctx, "wsp", s.volume(hostapi.CreateVolume{}), "bkp1", nil)
+	s.wants("the id of another volume's backup", err, hostapi.ErrExists)
+	_, err = s.Host.BackupVolume(ctx, "wsp", "volnone", "bkp2", nil)
+	s.wants("a backup of nothing", err, hostapi.ErrNotFound)
+	_, err = s.Host.RestoreVolume(ctx, "wsp", "bkp1", hostapi.CreateVolume{ID: id})
+	s.wants("a restore to an id in use", err, hostapi.ErrExists)
+	_, err = s.Host.RestoreVolume(ctx, "wsp", "bkp1", hostapi.CreateVolume{ID: "volsuitex", SizeMiB: sizeMiB - 1})
+	s.wants("a restore to a smaller volume", err, hostapi.ErrInvalid)
 	_, err = s.Host.RestoreVolume(ctx, "other", "bkp1", hostapi.CreateVolume{ID: "volsuiter"})
 	s.wants("a backup of another workspace", err, hostapi.ErrNotFound)
 	v, err := s.Host.RestoreVolume(ctx, "wsp", "bkp1", hostapi.CreateVolume{ID: "volsuiter"})
