@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"github.com/pandastack/pandastack/internal/ingress/pgedge"
-	"github.com/pandastack/pandastack/internal/ingress/pgedge/scram"
+	"github.com/pandastack/pandastack/internal/lib/scram"
 	"github.com/pandastack/pandastack/test/pglab"
 )
 

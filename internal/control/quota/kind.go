@@ -28,6 +28,7 @@ const (
 	Volumes      Kind = "volumes"
 	VolumeSize   Kind = "volume_mib"
 	VolumeSnaps  Kind = "volume_snapshots"
+	Databases    Kind = "databases"
 	EgressRate   Kind = "egress_mbit"
 	Connections  Kind = "connections"
 	ConnectRate  Kind = "new_connections_per_s"
@@ -71,6 +72,7 @@ var kinds = []kindInfo{
 	{Volumes, "", 1, "delete volumes", "Volumes.", countVolumes},
 	{VolumeSize, "MiB", MiB, "delete volumes", "Sizes of volumes.", countVolumeBytes},
 	{VolumeSnaps, "", 1, "delete snapshots of volumes", "Snapshots of volumes.", countVolumeSnapshots},
+	{Databases, "", 1, "delete databases", "Databases.", countDatabases},
 	{EgressRate, "Mbit/s", 1, "", "What each sandbox may send.", nil},
 	{Connections, "", 1, "", "Connections that each sandbox may have opened at once.", nil},
 	{ConnectRate, "per second", 1, "", "Connections that each sandbox may open.", nil},
@@ -164,6 +166,10 @@ func countVolumeSnapshots(ctx context.Context, tx *store.Tx, workspace string) (
 	return tx.CountVolumeSnapshots(ctx, workspace)
 }
 
+func countDatabases(ctx context.Context, tx *store.Tx, workspace string) (int64, error) {
+	return tx.CountDatabases(ctx, workspace)
+}
+
 // infoOf returns the line of a kind.
 func infoOf(kind Kind) (kindInfo, bool) {
 	for _, info := range kinds {
@@ -190,7 +196,8 @@ func Defaults(set config.Quota) map[Kind]int64 {
 		Disk: int64(set.DiskMiB), DiskUsed: int64(set.DiskUsedMiB),
 		Snapshots: int64(set.Snapshots), SnapshotSize: int64(set.SnapshotMiB),
 		Volumes: int64(set.Volumes), VolumeSize: int64(set.VolumeMiB), VolumeSnaps: int64(set.VolumeSnapshots),
-		Uploads: int64(set.UploadMiB), Templates: int64(set.Templates), Builds: int64(set.Builds),
+		Databases: int64(set.Databases),
+		Uploads:   int64(set.UploadMiB), Templates: int64(set.Templates), Builds: int64(set.Builds),
 		EgressRate: int64(set.EgressMbit), Connections: int64(set.Connections), ConnectRate: int64(set.NewConnections),
 	}
 }

@@ -134,7 +134,7 @@ func (s *Service) createNew(
 	}
 	defer release()
 	if s.volumes != nil && len(req.Volumes) > 0 {
-		if err := s.volumes.Yield(ctx, p.Workspace, req.Volumes); err != nil {
+		if err := s.volumes.Yield(ctx, p.Workspace, p.Owner, req.Volumes); err != nil {
 			return api.Sandbox{}, err
 		}
 	}
@@ -164,7 +164,7 @@ func (s *Service) insert(
 		if err := s.quotas.Admit(ctx, tx, r.Workspace, usesOf(r)...); err != nil {
 			return err
 		}
-		if ask, r.Volumes, err = lease.Attach(ctx, tx, r.Workspace, r.ID, "", mounts); err != nil {
+		if ask, r.Volumes, err = lease.Attach(ctx, tx, r.Workspace, r.Owner, r.ID, "", mounts); err != nil {
 			return err
 		}
 		if hash != "" {

@@ -33,7 +33,7 @@ func (s *Service) due(r *record) time.Time {
 		if r.TTL > 0 && !r.Persistent {
 			at(s.lastUse(r).Add(r.TTL))
 		}
-		if r.State == api.Running && r.Persistent && s.cfg.IdleHibernate > 0 {
+		if r.State == api.Running && r.Persistent && s.cfg.IdleHibernate > 0 && r.Owner.IsZero() {
 			at(s.lastUse(r).Add(s.cfg.IdleHibernate))
 		}
 		if !r.Ends.IsZero() {

@@ -16,7 +16,7 @@ func (s *Service) RelieveMemory(ctx context.Context) error {
 type reliefSource struct{ *Service } // implements relief.Sandboxes
 
 func (s reliefSource) Candidates(ctx context.Context) (out []relief.Candidate, err error) {
-	all, err := s.loadAll(ctx, store.SandboxQuery{States: []string{string(api.Running)}})
+	all, err := s.loadAll(ctx, store.SandboxQuery{States: []string{string(api.Running)}, OwnedBy: new("")})
 	for i := range all {
 		if r := &all[i]; r.Persistent && s.cfg.IdleHibernate > 0 || r.OnEnd == api.TimeoutHibernate {
 			out = append(out, relief.Candidate{ID: r.ID, Idle: s.idle(r)})

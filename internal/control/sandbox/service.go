@@ -62,7 +62,7 @@ type Templates interface {
 // Volumes makes volumes free for a sandbox that is about to be created; *helper.Helpers does.
 type Volumes interface {
 	// Yield ends uses of volumes that wait for more work. A volume that is in use stays so.
-	Yield(ctx context.Context, workspace api.Workspace, volumes []api.VolumeMount) error
+	Yield(ctx context.Context, workspace api.Workspace, owner hostapi.Owner, volumes []api.VolumeMount) error
 }
 
 // Deps are the components that a Service works with. All but Quotas, Volumes, Budgets and Observe are required.

@@ -79,6 +79,7 @@ func (t *Tx) VolumeByDisk(ctx context.Context, disk string) (Volume, error) {
 // VolumeQuery selects volumes. Zero fields select everything.
 type VolumeQuery struct {
 	Workspace string
+	OwnedBy   string // the service's object that it belongs to
 	Holder    string
 	Held      bool  // there is a holder
 	DueBy     int64 // a backup is due by then
@@ -91,6 +92,9 @@ func (t *Tx) Volumes(ctx context.Context, q VolumeQuery) ([]Volume, error) {
 	s := t.db.NewSelect().Model(&rows)
 	if q.Workspace != "" {
 		s = s.Where("workspace = ?", q.Workspace)
+	}
+	if q.OwnedBy != "" {
+		s = s.Where("owned_by = ?", q.OwnedBy)
 	}
 	if q.Holder != "" {
 		s = s.Where("holder = ?", q.Holder)

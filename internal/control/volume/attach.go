@@ -31,7 +31,7 @@ func (s *Service) Attach(
 	if mount.MountPath == "" {
 		mount.MountPath = api.VolumeDir + v.Name
 	}
-	if err := s.helpers.Yield(ctx, p.Workspace, []api.VolumeMount{mount}); err != nil {
+	if err := s.helpers.Yield(ctx, p.Workspace, p.Owner, []api.VolumeMount{mount}); err != nil {
 		return api.Sandbox{}, api.AsError(err)
 	}
 	got, err := s.boxes.ChangeVolumes(ctx, p, box, lease.Change{
@@ -70,7 +70,7 @@ func (s *Service) attach(
 	defer release()
 	var ask []hostapi.VolumeAttachment
 	err = s.db.Write(ctx, "volume attach", func(ctx context.Context, tx *store.Tx) (err error) {
-		ask, known, err = lease.Attach(ctx, tx, p.Workspace, box.ID, s.instance, []api.VolumeMount{mount})
+		ask, known, err = lease.Attach(ctx, tx, p.Workspace, p.Owner, box.ID, s.instance, []api.VolumeMount{mount})
 		return err
 	})
 	if err != nil {

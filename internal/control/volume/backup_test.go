@@ -60,7 +60,7 @@ func TestBackupAndRestoreElsewhere(t *testing.T) {
 		all[0].StoredBytes == 0 {
 		t.Fatalf("got %+v", all)
 	}
-	w.must(w.helpers.Yield(ctx, "alice", mounts("data")))
+	w.must(w.helpers.Yield(ctx, "alice", hostapi.Owner{}, mounts("data")))
 	now := w.get("data")
 	if now.Backup == nil || now.Backup.LastBackupAt == nil || now.Backup.RPOSeconds == nil {
 		t.Errorf("status %+v", now.Backup)

@@ -140,11 +140,11 @@ func (s *Service) Delete(ctx context.Context, p auth.Principal, name string, wit
 		return api.AsError(err)
 	}
 	defer release()
-	if err := s.helpers.Yield(ctx, p.Workspace, []api.VolumeMount{{Name: v.ID}}); err != nil {
+	if err := s.helpers.Yield(ctx, p.Workspace, p.Owner, []api.VolumeMount{{Name: v.ID}}); err != nil {
 		return api.AsError(err)
 	}
 	err = s.db.Write(ctx, "volume delete", func(ctx context.Context, tx *store.Tx) error {
-		if err := checkDelete(ctx, tx, p.Workspace, v.ID, withSnapshots); err != nil {
+		if err := checkDelete(ctx, tx, p, v.ID, withSnapshots); err != nil {
 			return err
 		}
 		row, err := tx.Volume(ctx, v.ID)
@@ -166,15 +166,15 @@ func (s *Service) Delete(ctx context.Context, p auth.Principal, name string, wit
 }
 
 // checkDelete refuses the deletion of a volume that something needs.
-func checkDelete(ctx context.Context, tx *store.Tx, workspace api.Workspace, id string, withSnapshots bool) error {
-	v, err := lease.Resolve(ctx, tx, workspace, id)
+func checkDelete(ctx context.Context, tx *store.Tx, p auth.Principal, id string, withSnapshots bool) error {
+	v, err := lease.Resolve(ctx, tx, p.Workspace, p.Owner, id)
 	if err != nil {
 		return err
 	}
 	if v.Holder != "" {
 		return lease.InUse(v)
 	}
-	boxes, err := tx.SandboxVolumes(ctx, string(workspace))
+	boxes, err := tx.SandboxVolumes(ctx, string(p.Workspace))
 	if err != nil {
 		return err
 	}
@@ -231,7 +231,7 @@ func (s *Service) Restore(
 			return api.Volume{}, api.AsError(err)
 		}
 	}
-	if err := s.helpers.Yield(ctx, p.Workspace, []api.VolumeMount{{Name: v.ID}}); err != nil {
+	if err := s.helpers.Yield(ctx, p.Workspace, p.Owner, []api.VolumeMount{{Name: v.ID}}); err != nil {
 		return api.Volume{}, api.AsError(err)
 	}
 	if v, err = s.replace(ctx, v, from); err != nil {

@@ -69,7 +69,7 @@ func (s *Service) CreateFor(
 func (s *Service) sourceOf(ctx context.Context, p auth.Principal, req api.CreateVolumeRequest) (source, error) {
 	switch {
 	case req.FromVolume != "":
-		v, err := lease.Resolve(ctx, s.db.Read(), p.Workspace, req.FromVolume)
+		v, err := lease.Resolve(ctx, s.db.Read(), p.Workspace, p.Owner, req.FromVolume)
 		return source{from: hostapi.VolumeID(v.Disk), sizeMiB: v.SizeMiB}, err
 	case req.FromSnapshot != "":
 		snap, err := s.findSnapshot(ctx, p, req.FromSnapshot)

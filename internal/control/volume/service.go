@@ -96,7 +96,7 @@ func (s *Service) find(ctx context.Context, p auth.Principal, name string) (stor
 	if err := s.admit(ctx, p); err != nil {
 		return store.Volume{}, err
 	}
-	return lease.Resolve(ctx, s.db.Read(), p.Workspace, name)
+	return lease.Resolve(ctx, s.db.Read(), p.Workspace, p.Owner, name)
 }
 
 // admit refuses callers without a workspace, and those of a suspended one.

@@ -17,8 +17,8 @@ import (
 	"github.com/jackc/pgx/v5/pgproto3"
 
 	"github.com/pandastack/pandastack/internal/ingress/pgedge"
-	"github.com/pandastack/pandastack/internal/ingress/pgedge/scram"
 	"github.com/pandastack/pandastack/internal/lib/budget"
+	"github.com/pandastack/pandastack/internal/lib/scram"
 )
 
 // want checks that a client was refused with an error.

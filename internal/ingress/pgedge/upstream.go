@@ -11,7 +11,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgproto3"
 
-	"github.com/pandastack/pandastack/internal/ingress/pgedge/scram"
+	"github.com/pandastack/pandastack/internal/lib/scram"
 )
 
 // Bounds of what a database sends before it is ready for queries.

@@ -14,8 +14,8 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pandastack/pandastack/internal/ingress/pgedge"
-	"github.com/pandastack/pandastack/internal/ingress/pgedge/scram"
 	"github.com/pandastack/pandastack/internal/lib/budget"
+	"github.com/pandastack/pandastack/internal/lib/scram"
 )
 
 // Limits of the query broker.

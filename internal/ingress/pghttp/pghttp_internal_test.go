@@ -10,7 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/pandastack/pandastack/internal/ingress/pgedge"
-	"github.com/pandastack/pandastack/internal/ingress/pgedge/scram"
+	"github.com/pandastack/pandastack/internal/lib/scram"
 )
 
 func TestParamText(t *testing.T) {

@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sync/semaphore"
 
 	"github.com/pandastack/pandastack/internal/ingress/pgedge"
-	"github.com/pandastack/pandastack/internal/ingress/pgedge/scram"
+	"github.com/pandastack/pandastack/internal/lib/scram"
 )
 
 const (

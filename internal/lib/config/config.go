@@ -39,6 +39,7 @@ type Node struct {
 	Sandbox     Sandbox     `yaml:"sandbox"`
 	Quota       Quota       `yaml:"quota"`
 	Volume      Volume      `yaml:"volume"`
+	Databases   Databases   `yaml:"databases"`
 	ObjectStore ObjectStore `yaml:"object_store"`
 	Templates   Templates   `yaml:"templates"`
 	Build       Build       `yaml:"build"`
@@ -163,6 +164,16 @@ type Volume struct {
 	Helpers          int           `yaml:"helpers" default:"2"`
 }
 
+// Databases configures the managed PostgreSQL databases.
+type Databases struct {
+	Listen        string        `yaml:"listen" default:""`
+	Port          int           `yaml:"port" default:"0"`
+	Suffix        string        `yaml:"suffix" default:""`
+	Template      string        `yaml:"template" default:"postgres-16"`
+	Idle          time.Duration `yaml:"idle" default:"5m"`
+	StorageMaxMiB int           `yaml:"storage_max_mib" default:"32768"`
+}
+
 // Quota holds the quotas of workspaces that have none of their own; 0 is unlimited.
 type Quota struct {
 	Sandboxes   int `yaml:"sandboxes" was:"sandbox.max" default:"1000"`
@@ -179,6 +190,7 @@ type Quota struct {
 	VolumeMiB   int `yaml:"volume_mib" default:"0"`
 
 	VolumeSnapshots int `yaml:"volume_snapshots" default:"1000"`
+	Databases       int `yaml:"databases" default:"100"`
 
 	EgressMbit int `yaml:"egress_mbit" default:"0"`
 

@@ -153,10 +153,23 @@ var settingDocs = map[string]string{
 		"builds are downloading; 0 is unlimited.",
 	"quota.templates": "Templates that a workspace may have built; 0 is unlimited.",
 	"quota.builds":    "Builds of a workspace that may wait or run; 0 is unlimited.",
-	"quota.volumes":   "Volumes that a workspace may have; 0 is unlimited.",
+	"databases.listen": "Address and port of the databases' PostgreSQL protocol, such as :5432; empty disables " +
+		"databases.",
+	"databases.port": "Port of the connection URLs given to users; 0 is that of databases.listen.",
+	"databases.suffix": "Domain of the databases' host names, <id>.<suffix>. Every name below it must lead to this " +
+		"node, and the certificate of tls.cert must be for *.<suffix>. Empty is db. and the host of public_url, or " +
+		"db.localhost.",
+	"databases.template": "Template of databases whose creator names none.",
+	"databases.idle": "Time without sessions and queries after which a database is suspended if its creator names " +
+		"none.",
+	"databases.storage_max_mib": "Size up to which the storage of a database whose creator names none grows by itself.",
+
+	"quota.volumes": "Volumes that a workspace may have; 0 is unlimited.",
 	"quota.volume_mib": "Sum of the sizes of a workspace's volumes. They take space only for what is written to " +
 		"them; 0 is unlimited.",
 	"quota.volume_snapshots": "Snapshots of volumes that a workspace may have; 0 is unlimited.",
+	"quota.databases": "Databases that a workspace may have; 0 is unlimited. The machine and the volume of each also " +
+		"count as a sandbox and a volume.",
 	"quota.egress_mbit": "Mbit a second that each sandbox of a workspace may send, unless limits.network_out_mbit is " +
 		"lower; 0 is unlimited.",
 	"quota.connections": "Connections that each sandbox of a workspace may have opened at once, unless " +

@@ -83,6 +83,7 @@ func (n *Node) Validate() error {
 	}
 	n.validateQuota(bad)
 	n.validateVolume(bad, atLeast)
+	n.validateDatabases(bad, atLeast)
 	n.validateTimes(bad)
 	n.validateObjects(bad, atLeast)
 	if n.Lifecycle.ShutdownTimeout <= 0 {
@@ -110,6 +111,32 @@ func (n *Node) validateTimes(bad func(string, string, ...any)) {
 			n.Sandbox.TombstoneRetention,
 			minTombstoneRetention,
 		)
+	}
+}
+
+// minDatabaseIdle is the shortest time after which an idle database is suspended.
+const minDatabaseIdle = time.Second
+
+func (n *Node) validateDatabases(bad func(string, string, ...any), atLeast func(string, int, int)) {
+	d := n.Databases
+	if _, port, err := net.SplitHostPort(d.Listen); d.Listen != "" && (err != nil || !isPort(port)) {
+		bad("databases.listen", "%q is not an address and port such as :5432", d.Listen)
+	}
+	if d.Port < 0 || d.Port > 65535 {
+		bad("databases.port", "%d is not from 0 to 65535", d.Port)
+	}
+	if !isPreviewDomain(d.Suffix) || strings.Contains(d.Suffix, ":") {
+		bad("databases.suffix", "%q is not a domain such as db.example.com", d.Suffix)
+	}
+	if d.Template == "" {
+		bad("databases.template", "is empty; name a template such as postgres-16")
+	}
+	if d.Idle < minDatabaseIdle {
+		bad("databases.idle", "%v is too short; use %v or more", d.Idle, minDatabaseIdle)
+	}
+	atLeast("databases.storage_max_mib", d.StorageMaxMiB, 1)
+	if d.StorageMaxMiB > maxVolumeMiB {
+		bad("databases.storage_max_mib", "%d is more than %d", d.StorageMaxMiB, maxVolumeMiB)
 	}
 }
 

@@ -3,6 +3,7 @@ package hosttest
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -37,6 +38,29 @@ func (h *Host) SetGuestHook(hook func(ctx context.Context) error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.guestHook = hook
+}
+
+// ServeSocket makes guests that start from now on have a server at a Unix socket.
+func (h *Host) ServeSocket(path string, serve SocketServer) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.sockets = maps.Clone(h.sockets)
+	if h.sockets == nil {
+		h.sockets = map[string]SocketServer{}
+	}
+	h.sockets[path] = serve
+}
+
+// SetTemplateFile makes machines of a template have a file on its root disk.
+func (h *Host) SetTemplateFile(name hostapi.TemplateName, path, content string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	c := h.publishedState[name]
+	if c == nil {
+		c = &guestState{files: map[string]file{}}
+		h.publishedState[name] = c
+	}
+	c.files[path] = file{data: []byte(content), mode: 0o644, at: time.Now()}
 }
 
 // SetMaxRunning limits the number of machines that run.

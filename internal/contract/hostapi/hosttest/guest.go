@@ -75,7 +75,12 @@ type guest struct {
 	procs map[uint32]*process
 	next  uint32
 	ports map[uint16]func(net.Conn)
+
+	sockets map[string]SocketServer // by path
 }
+
+// SocketServer serves connections to a Unix socket of a guest, whose files it may use.
+type SocketServer func(ctx context.Context, files guestapi.FileSystem, c net.Conn)
 
 var _ guestapi.Guest = (*guest)(nil)
 
@@ -373,12 +378,30 @@ func (g *guest) DialPort(ctx context.Context, port uint16) (net.Conn, error) {
 	return ours, nil
 }
 
-// DialSocket implements guestapi.Guest: no server listens on a Unix socket.
+// DialSocket implements guestapi.Guest: servers are those of Host.ServeSocket.
 func (g *guest) DialSocket(ctx context.Context, path string) (net.Conn, error) {
 	if err := g.alive(ctx); err != nil {
 		return nil, err
 	}
-	return nil, fmt.Errorf("socket %s: %w", path, guestapi.ErrRefused)
+	serve, ok := g.sockets[path]
+	if !ok {
+		return nil, fmt.Errorf("socket %s: %w", path, guestapi.ErrRefused)
+	}
+	ours, theirs := net.Pipe()
+	running, end := context.WithCancel(context.WithoutCancel(ctx))
+	go func() {
+		select {
+		case <-g.lost: // the connection ends with the generation
+			_ = theirs.Close()
+		case <-running.Done():
+		}
+	}()
+	go func() {
+		defer end()
+		defer theirs.Close()
+		serve(running, g, theirs)
+	}()
+	return ours, nil
 }
 
 // Freeze implements guestapi.Guest.

@@ -46,6 +46,7 @@ type Host struct {
 	failingAfter   map[string][]error // errors of the next calls, which have their effect
 	hook           Hook
 	guestHook      func(ctx context.Context) error // nil: none
+	sockets        map[string]SocketServer
 	calls          []string
 	subscribers    map[int]chan hostapi.Event
 	nextSubscriber int
@@ -230,7 +231,7 @@ func (h *Host) start(m *machine) {
 	m.Tap, m.MAC = fmt.Sprintf("tap%d", n), "02:fc:00:00:00:05"
 	m.Generation++
 	m.guest = newGuest(m.state)
-	m.guest.hook = h.guestHook
+	m.guest.hook, m.guest.sockets = h.guestHook, h.sockets
 }
 
 // stopGuest removes the guest and the process of a machine.

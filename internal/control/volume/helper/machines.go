@@ -258,9 +258,14 @@ func (h *Helpers) endIfUnused(ctx context.Context, m *machine) {
 }
 
 // Yield ends the machines of volumes, given by name or id, that wait for more work.
-func (h *Helpers) Yield(ctx context.Context, workspace api.Workspace, volumes []api.VolumeMount) error {
+func (h *Helpers) Yield(
+	ctx context.Context,
+	workspace api.Workspace,
+	owner hostapi.Owner,
+	volumes []api.VolumeMount,
+) error {
 	for _, want := range volumes {
-		v, err := lease.Resolve(ctx, h.db.Read(), workspace, want.Name)
+		v, err := lease.Resolve(ctx, h.db.Read(), workspace, owner, want.Name)
 		if err != nil {
 			return err
 		}

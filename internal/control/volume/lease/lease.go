@@ -33,7 +33,15 @@ func Sandbox(id api.SandboxID) string {
 }
 
 // Resolve finds a volume of a workspace by name or id. The error is not_found if there is none that is ready.
-func Resolve(ctx context.Context, tx *store.Tx, workspace api.Workspace, name string) (store.Volume, error) {
+//
+// owner is the service's object that asks, zero for a user: the volumes of such an object are only for that object.
+func Resolve(
+	ctx context.Context,
+	tx *store.Tx,
+	workspace api.Workspace,
+	owner hostapi.Owner,
+	name string,
+) (store.Volume, error) {
 	var v store.Volume
 	var err error
 	if api.VolumeID(name).Valid() {
@@ -44,7 +52,7 @@ func Resolve(ctx context.Context, tx *store.Tx, workspace api.Workspace, name st
 	if err != nil && !errors.Is(err, store.ErrNotFound) {
 		return v, err
 	}
-	if err != nil || v.Workspace != string(workspace) || v.State != store.VolumeReady {
+	if err != nil || v.Workspace != string(workspace) || v.State != store.VolumeReady || v.OwnedBy != owner.String() {
 		return store.Volume{}, api.Errorf(api.NotFound, "volume %.70q not found: list them at /v1/volumes", name)
 	}
 	return v, nil
@@ -89,12 +97,13 @@ func Attach(
 	ctx context.Context,
 	tx *store.Tx,
 	workspace api.Workspace,
+	owner hostapi.Owner,
 	sandbox api.SandboxID,
 	instance string,
 	mounts []api.VolumeMount,
 ) (ask []hostapi.VolumeAttachment, has []api.SandboxVolume, err error) {
 	for _, m := range mounts {
-		v, err := Resolve(ctx, tx, workspace, m.Name)
+		v, err := Resolve(ctx, tx, workspace, owner, m.Name)
 		if err != nil {
 			return nil, nil, err
 		}

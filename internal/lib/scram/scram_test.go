@@ -15,7 +15,7 @@ import (
 
 	xdg "github.com/xdg-go/scram"
 
-	"github.com/pandastack/pandastack/internal/ingress/pgedge/scram"
+	"github.com/pandastack/pandastack/internal/lib/scram"
 )
 
 var salt = []byte("0123456789abcdef")

@@ -1,0 +1,200 @@
+// Package servertest has a PostgreSQL server that knows a handful of statements, for tests.
+//
+// It keeps its roles and databases in a file of the guest, so that they are copied and lost as those of a real one.
+package servertest
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net"
+	"regexp"
+	"strings"
+	"sync"
+
+	"github.com/jackc/pgx/v5/pgproto3"
+
+	"github.com/pandastack/pandastack/internal/contract/guestapi"
+)
+
+// File is where the server keeps what it has.
+const File = "/var/lib/postgresql/fake.json"
+
+// State is what a server has.
+type State struct {
+	Roles     map[string]string `json:"roles"` // verifiers by name
+	Databases []string          `json:"databases"`
+	Rows      []string          `json:"rows"` // that "INSERT ..." statements have added
+}
+
+// Fake is a fake server.
+type Fake struct {
+	mu   sync.Mutex
+	fail map[string]error // by the beginning of the statement
+	seen []string
+	hook func(statement string, done bool) error
+}
+
+// New returns a server without faults.
+func New() *Fake { return &Fake{fail: map[string]error{}} }
+
+// Fail makes the next statement that begins with a text fail, before it has an effect.
+func (f *Fake) Fail(beginning string, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.fail[beginning] = err
+}
+
+// SetHook sets a function that is called with each statement before and after its effect.
+//
+// The client gets its error. nil removes the function.
+func (f *Fake) SetHook(hook func(statement string, done bool) error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.hook = hook
+}
+
+// Statements returns the statements so far.
+func (f *Fake) Statements() []string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return append([]string(nil), f.seen...)
+}
+
+// Load reads what the server of a guest has.
+func Load(ctx context.Context, files guestapi.FileSystem) (State, error) {
+	s := State{Roles: map[string]string{}}
+	_, r, err := files.Read(ctx, File, "root", 0, -1)
+	if errors.Is(err, guestapi.ErrNotFound) {
+		return s, nil
+	}
+	if err != nil {
+		return s, err
+	}
+	defer r.Close()
+	data, err := io.ReadAll(r)
+	if err != nil {
+		return s, err
+	}
+	return s, json.Unmarshal(data, &s)
+}
+
+func save(ctx context.Context, files guestapi.FileSystem, s State) error {
+	data, err := json.Marshal(s)
+	if err != nil {
+		return err
+	}
+	_, err = files.Write(ctx, File, guestapi.WriteOptions{Size: int64(len(data))}, bytes.NewReader(data))
+	return err
+}
+
+// Serve is a hosttest.SocketServer.
+func (f *Fake) Serve(ctx context.Context, files guestapi.FileSystem, c net.Conn) {
+	backend := pgproto3.NewBackend(c, c)
+	if _, err := backend.ReceiveStartupMessage(); err != nil {
+		return
+	}
+	backend.Send(&pgproto3.AuthenticationOk{})
+	for name, value := range map[string]string{"client_encoding": "UTF8", "standard_conforming_strings": "on"} {
+		backend.Send(&pgproto3.ParameterStatus{Name: name, Value: value})
+	}
+	backend.Send(&pgproto3.BackendKeyData{ProcessID: 1, SecretKey: []byte{0, 0, 0, 1}})
+	for {
+		backend.Send(&pgproto3.ReadyForQuery{TxStatus: 'I'})
+		if backend.Flush() != nil {
+			return
+		}
+		m, err := backend.Receive()
+		if err != nil {
+			return
+		}
+		q, ok := m.(*pgproto3.Query)
+		if !ok {
+			return
+		}
+		f.run(ctx, files, backend, q.String)
+	}
+}
+
+func (f *Fake) run(ctx context.Context, files guestapi.FileSystem, b *pgproto3.Backend, sql string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.seen = append(f.seen, sql)
+	sql = strings.TrimPrefix(sql, "SET synchronous_commit = local; ")
+	for beginning, err := range f.fail {
+		if strings.HasPrefix(sql, beginning) {
+			delete(f.fail, beginning)
+			b.Send(&pgproto3.ErrorResponse{Severity: "ERROR", Code: "XX000", Message: err.Error()})
+			return
+		}
+	}
+	call := func(done bool) error {
+		if f.hook == nil {
+			return nil
+		}
+		return f.hook(sql, done)
+	}
+	err := call(false)
+	if err == nil {
+		err = f.apply(ctx, files, b, sql)
+	}
+	if err == nil {
+		err = call(true)
+	}
+	if err != nil {
+		b.Send(&pgproto3.ErrorResponse{Severity: "ERROR", Code: "42000", Message: err.Error()})
+	}
+}
+
+var (
+	roleStatement     = regexp.MustCompile(`^(CREATE|ALTER) ROLE "([^"]+)" .*PASSWORD '([^']+)'`)
+	databaseStatement = regexp.MustCompile(`^CREATE DATABASE "([^"]+)"`)
+	oneRole           = regexp.MustCompile(`rolname = '([^']*)'`)
+)
+
+func (f *Fake) apply(ctx context.Context, files guestapi.FileSystem, b *pgproto3.Backend, sql string) error {
+	s, err := Load(ctx, files)
+	if err != nil {
+		return err
+	}
+	switch {
+	case roleStatement.MatchString(sql):
+		m := roleStatement.FindStringSubmatch(sql)
+		if _, has := s.Roles[m[2]]; has == (m[1] == "CREATE") {
+			return errors.New("role " + m[2] + ": exists or does not")
+		}
+		s.Roles[m[2]] = m[3]
+		err = save(ctx, files, s)
+	case databaseStatement.MatchString(sql):
+		s.Databases = append(s.Databases, databaseStatement.FindStringSubmatch(sql)[1])
+		err = save(ctx, files, s)
+	case strings.HasPrefix(sql, "INSERT "):
+		s.Rows = append(s.Rows, strings.TrimPrefix(sql, "INSERT "))
+		err = save(ctx, files, s)
+	case strings.HasPrefix(sql, "SELECT rolname, rolpassword"):
+		f.sendRoles(b, s, sql)
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	b.Send(&pgproto3.CommandComplete{CommandTag: []byte("OK")})
+	return nil
+}
+
+func (f *Fake) sendRoles(b *pgproto3.Backend, s State, sql string) {
+	const text = 25
+	b.Send(&pgproto3.RowDescription{Fields: []pgproto3.FieldDescription{
+		{Name: []byte("rolname"), DataTypeOID: text, DataTypeSize: -1, TypeModifier: -1},
+		{Name: []byte("rolpassword"), DataTypeOID: text, DataTypeSize: -1, TypeModifier: -1},
+	}})
+	only := oneRole.FindStringSubmatch(sql)
+	for name, verifier := range s.Roles {
+		if only == nil || only[1] == name {
+			b.Send(&pgproto3.DataRow{Values: [][]byte{[]byte(name), []byte(verifier)}})
+		}
+	}
+	b.Send(&pgproto3.CommandComplete{CommandTag: []byte("SELECT")})
+}

@@ -1,0 +1,104 @@
+package database
+
+import (
+	"context"
+	"time"
+
+	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/internal/control/auth"
+	"github.com/pandastack/pandastack/internal/control/store"
+)
+
+// Update changes what the request names. A database that becomes always on is woken.
+func (s *Service) Update(
+	ctx context.Context,
+	p auth.Principal,
+	id api.DatabaseID,
+	req api.UpdateDatabaseRequest,
+) (api.Database, error) {
+	if err := req.Validate(); err != nil {
+		return api.Database{}, err
+	}
+	row, ctx, release, err := s.lock(ctx, p, id)
+	if err != nil {
+		return api.Database{}, api.AsError(err)
+	}
+	defer release()
+	if err := ready(&row); err != nil {
+		return api.Database{}, err
+	}
+	if err := change(&row, req); err != nil {
+		return api.Database{}, api.AsError(err)
+	}
+	err = s.db.Write(ctx, "database update", func(ctx context.Context, tx *store.Tx) error {
+		return tx.UpdateDatabase(ctx, &row, store.DatabaseReady, "label", "always_on", "idle_seconds",
+			"storage_max_mib", "networks", "expires", "changed")
+	})
+	if err != nil {
+		return api.Database{}, api.AsError(err)
+	}
+	if req.AlwaysOn != nil && *req.AlwaysOn {
+		if _, err := s.runLocked(ctx, &row); err != nil {
+			return api.Database{}, api.AsError(err)
+		}
+	}
+	return s.show(ctx, &row)
+}
+
+func change(row *store.Database, req api.UpdateDatabaseRequest) (err error) {
+	if req.Replicas != nil && *req.Replicas > 0 {
+		return errNoReplicas()
+	}
+	if req.Durability != nil && *req.Durability == api.DurabilitySync {
+		return errNoSync()
+	}
+	if req.Label != nil {
+		row.Label = *req.Label
+	}
+	if req.AlwaysOn != nil {
+		row.AlwaysOn = *req.AlwaysOn
+	}
+	if req.IdleSeconds != nil {
+		row.IdleSeconds = *req.IdleSeconds
+	}
+	if req.StorageMaxMB != nil {
+		row.StorageMaxMiB = int64(*req.StorageMaxMB)
+	}
+	if req.Networks != nil {
+		if row.Networks, err = encode(*req.Networks); err != nil {
+			return err
+		}
+	}
+	if req.TTLSeconds != nil {
+		row.Expires = expiry(*req.TTLSeconds)
+	}
+	row.Changed = store.Micros(time.Now())
+	return nil
+}
+
+// Failover refuses: a database has one server, whose machine is started again by the next connection.
+func (s *Service) Failover(
+	ctx context.Context,
+	p auth.Principal,
+	id api.DatabaseID,
+	_ api.FailoverRequest,
+) (api.Database, error) {
+	if _, err := s.find(ctx, p, id); err != nil {
+		return api.Database{}, api.AsError(err)
+	}
+	return api.Database{}, api.Errorf(api.Unsupported, "database %s has no replica to fail over to: a connection "+
+		"starts its server again", id)
+}
+
+// Clone refuses.
+func (s *Service) Clone(
+	ctx context.Context,
+	p auth.Principal,
+	id api.DatabaseID,
+	_ api.CloneDatabaseRequest,
+) (api.Database, error) {
+	if _, err := s.find(ctx, p, id); err != nil {
+		return api.Database{}, api.AsError(err)
+	}
+	return api.Database{}, api.Errorf(api.Unsupported, "this server cannot branch databases")
+}
