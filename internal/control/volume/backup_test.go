@@ -66,14 +66,14 @@ func TestBackupAndRestoreElsewhere(t *testing.T) {
 		t.Errorf("status %+v", now.Backup)
 	}
 	w.putFile("data", "/f", "two")
-	w.must(w.helpers.Yield(ctx, "alice", mounts("data")))
+	w.must(w.helpers.Yield(ctx, "alice", hostapi.Owner{}, mounts("data")))
 	_, err = w.Restore(ctx, alice, "data", api.VolumeRestoreRequest{Backup: first.ID})
 	w.must(err)
 	w.hasFile("data", "/f", "one")
 	_, err = w.Create(ctx, bob, api.CreateVolumeRequest{Name: "stolen", FromBackup: first.ID})
 	w.wants("a backup of another workspace", err, api.NotFound)
 	w.wants("deleting one of another workspace", w.DeleteBackup(ctx, bob, first.ID), api.NotFound)
-	w.must(w.helpers.Yield(ctx, "alice", mounts("data")))
+	w.must(w.helpers.Yield(ctx, "alice", hostapi.Owner{}, mounts("data")))
 	w.must(w.Delete(ctx, alice, "data", false))
 
 	// Another node with a store and a host of its own shares the object store.

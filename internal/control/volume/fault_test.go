@@ -9,6 +9,7 @@ import (
 
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
+	"github.com/pandastack/pandastack/internal/contract/hostapi"
 	"github.com/pandastack/pandastack/internal/contract/hostapi/hosttest"
 )
 
@@ -156,7 +157,7 @@ func failOnce(t *testing.T, op operation, c *faultInjector) {
 	w.must(err)
 	w.snap = snap.ID
 	w.putFile("data", "/f", "two")
-	w.must(w.helpers.Yield(ctx, "alice", mounts("data")))
+	w.must(w.helpers.Yield(ctx, "alice", hostapi.Owner{}, mounts("data")))
 	w.other = w.newBox()
 	if op.attached {
 		w.box = w.newBox("data")

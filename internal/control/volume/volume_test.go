@@ -251,7 +251,7 @@ func TestSnapshotsAndRestore(t *testing.T) {
 	if err != nil || len(list) != 0 {
 		t.Errorf("after the deletion: %+v, %v", list, err)
 	}
-	w.helpers.Yield(ctx, "alice", mounts("data")) //nolint:errcheck // what is left is seen below
+	w.helpers.Yield(ctx, "alice", hostapi.Owner{}, mounts("data")) //nolint:errcheck // what is left is seen below
 	w.clean("at the end")
 }
 
