@@ -38,6 +38,7 @@ type Client struct {
 	Files     *Files
 	Snapshots *Snapshots
 	Volumes   *Volumes
+	Databases *Databases
 	Templates *Templates
 	Tokens    *Tokens
 	Audit     *Audit
@@ -78,7 +79,7 @@ func New(baseURL, key string, opts ...Option) (*Client, error) {
 	}
 	c.Sandboxes, c.Files, c.Snapshots = &Sandboxes{c}, &Files{c}, &Snapshots{c}
 	c.Templates, c.Tokens, c.Workspaces = &Templates{c}, &Tokens{c}, &Workspaces{c}
-	c.Audit, c.Volumes = &Audit{c}, &Volumes{c}
+	c.Audit, c.Volumes, c.Databases = &Audit{c}, &Volumes{c}, &Databases{c}
 	return c, nil
 }
 

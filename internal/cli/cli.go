@@ -20,6 +20,7 @@ import (
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/client"
 	"github.com/pandastack/pandastack/internal/cli/cmdutil"
+	"github.com/pandastack/pandastack/internal/cli/database"
 	"github.com/pandastack/pandastack/internal/cli/service"
 	"github.com/pandastack/pandastack/internal/cli/volume"
 	"github.com/pandastack/pandastack/internal/lib/config"
@@ -50,12 +51,8 @@ func newApp(p Process) *app {
 	return a
 }
 
-// exitCode ends a run with a code and no message: it is the exit code of a command in a sandbox, or the command has
-// printed its message already.
-type exitCode int
-
-// Error implements error.
-func (e exitCode) Error() string { return fmt.Sprintf("exit code %d", int(e)) }
+// exitCode ends a run with a code and no message.
+type exitCode = cmdutil.ExitCode
 
 // Run runs the program and returns its exit code.
 func Run(ctx context.Context, p Process, args []string) int {
@@ -173,7 +170,7 @@ func (a *app) root() *cobra.Command {
 		}
 	}
 	add("node", a.up(), a.setup(), a.service(), a.doctor(), a.config(), a.version())
-	add("use", a.sandbox(), a.template(), a.snapshot(), volume.Command(a.Factory))
+	add("use", a.sandbox(), a.template(), a.snapshot(), volume.Command(a.Factory), database.Command(a.Factory))
 	add("use", a.keys(), a.workspaces(), a.audit(), a.me())
 	add("measure", a.demo(), a.bench(), a.conformance())
 	return root

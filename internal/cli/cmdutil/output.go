@@ -24,6 +24,13 @@ type Factory struct {
 	Dial           func() (*client.Client, error) // returns a client of the API
 }
 
+// ExitCode ends a run with a code and no message: it is the exit code of a program that the command ran, or the command
+// has printed its message already.
+type ExitCode int
+
+// Error implements error.
+func (e ExitCode) Error() string { return fmt.Sprintf("exit code %d", int(e)) }
+
 // Print writes v as JSON with --json, and calls human otherwise.
 func (f *Factory) Print(v any, human func(w io.Writer) error) error {
 	if f.JSON {

@@ -6,7 +6,7 @@ import "strings"
 func ClassOf(face Face, pattern string) Class {
 	need, ok := NeedOf(face, pattern)
 	switch {
-	case !ok, need == Public, need == Signed, need == node, need == metrics:
+	case !ok, need == Public, need == Signed, need == Broker, need == node, need == metrics:
 		return ""
 	case need == ports && strings.Contains(pattern, "/proxy/"): // what a program inside serves
 		return ""
@@ -29,6 +29,8 @@ var classes = map[Face]map[string]Class{
 	V1: {
 		"DELETE " + box: Deletes, "POST /v1/sandboxes": Creates, "POST " + box + "/fork": Creates,
 		"POST " + box + "/fork-tree": Creates, "POST " + box + "/wake": Creates, "POST " + box + "/start": Creates,
+		"DELETE " + dbs: Deletes, "POST /v1/databases": Creates, "POST " + dbs + "/clone": Creates,
+		"POST " + dbs + "/wake": Creates, "GET " + dbs + "/connection": Reads,
 	},
 	E2B: {
 		"DELETE /sandboxes/{id}": Deletes, "POST /sandboxes": Creates, "POST /v2/sandboxes": Creates,

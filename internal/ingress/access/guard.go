@@ -102,6 +102,17 @@ func (g *Guard) Admit(w http.ResponseWriter, r *http.Request, token string, need
 		With("scope", need)
 }
 
+// AdmitAddress returns an error with the code rate_limited if an address makes too many requests.
+//
+// It is for operations whose callers show no key.
+func (g *Guard) AdmitAddress(w http.ResponseWriter, r *http.Request) error {
+	from := AddressOf(r)
+	if q := g.perAddress.take(nameOf(from), 1); !q.ok {
+		return refuse(w, q, "requests from the address "+from.String())
+	}
+	return nil
+}
+
 // failed counts a failed authentication of an address and returns err.
 func (g *Guard) failed(r *http.Request, err error) error {
 	g.failures.take(nameOf(AddressOf(r)), 1)

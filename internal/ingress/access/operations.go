@@ -15,6 +15,7 @@ const (
 	Token   Need = "token"   // the token of the sandbox's agent, if it has one
 	Traffic Need = "traffic" // that token or the one for traffic, if the sandbox has them
 	Signed  Need = "signed"  // a signature in the address
+	Broker  Need = "broker"  // the broker token of the database
 )
 
 // The scopes as needs.
@@ -108,6 +109,7 @@ const (
 	box      = "/v1/sandboxes/{sandbox}"
 	snap     = "/v1/snapshots/{snapshot}"
 	vol      = "/v1/volumes/{volume}"
+	dbs      = "/v1/databases/{database}"
 	template = "/v1/templates/{template}"
 	builds   = "/v1/templates/builds"
 )
@@ -153,6 +155,12 @@ var operationsV1 = map[string]Need{
 	"GET " + vol + "/fs": files, "PUT " + vol + "/fs": files, "DELETE " + vol + "/fs": files,
 	"GET " + vol + "/fs/stat": files, "GET " + vol + "/fs/dir": files, "POST " + vol + "/fs/mkdir": files,
 	"POST " + vol + "/fs/move": files,
+
+	"POST /v1/databases": lifecycle, "GET /v1/databases": read, "GET " + dbs: read, "PATCH " + dbs: lifecycle,
+	"DELETE " + dbs: lifecycle, "GET " + dbs + "/connection": exec, "POST " + dbs + "/wake": lifecycle,
+	"POST " + dbs + "/suspend": lifecycle, "POST " + dbs + "/clone": lifecycle, "POST " + dbs + "/failover": lifecycle,
+	"POST " + dbs + "/reset-credentials": lifecycle, "GET " + dbs + "/stats": read, "GET " + dbs + "/logs": read,
+	"GET " + dbs + "/metrics": read, "GET " + dbs + "/insights": read, dbs + "/proxy/{path...}": Broker,
 
 	"GET " + box + "/ports": read, "POST " + box + "/ports": ports, "DELETE " + box + "/ports/{port}": ports,
 	"GET " + box + "/previews": ports, "DELETE " + box + "/previews": ports,

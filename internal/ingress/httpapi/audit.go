@@ -17,12 +17,17 @@ func (s *Server) recordAudit(rq *request, rt route, status int, began time.Time)
 		Face: access.V1, Pattern: rt.muxPattern(), Principal: rq.p, Token: bearer(rq.r), Action: rq.action,
 		Target: rq.target, Status: status, Request: string(rq.id()), Began: began,
 	}
-	for _, name := range []string{"sandbox", "snapshot", "template", "prefix", "workspace"} {
+	for _, name := range []string{"sandbox", "snapshot", "template", "prefix", "workspace", "database"} {
 		if v := rq.r.PathValue(name); v != "" && call.Target == "" {
 			call.Target = v
 		}
 	}
 	switch {
+	case rt.checksBrokerToken() && status == http.StatusUnauthorized:
+		s.guard.Failed(rq.r)
+		s.guard.Record(rq.r, call)
+	case rt.checksBrokerToken(): // programs repeat these
+		s.guard.RecordUse(rq.r, call)
 	case rt.need == access.Signed && status == http.StatusUnauthorized && rq.action == "": // the signature is wrong
 		s.guard.Failed(rq.r)
 		s.guard.Record(rq.r, call)

@@ -2,6 +2,8 @@ package httpapi
 
 import (
 	"time"
+
+	"github.com/pandastack/pandastack/internal/ingress/httpapi/strictjson"
 )
 
 // Line is a row of the table of routes, for tests.
@@ -20,7 +22,7 @@ func Table() []Line {
 }
 
 // Strict decodes a body as the routes do.
-func Strict(data []byte, v any) error { return decodeStrict(data, v) }
+func Strict(data []byte, v any) error { return strictjson.Decode(data, v) }
 
 // WaitOf returns how long a create may take.
 func WaitOf(prefer string) time.Duration { return waitLimit(prefer) }

@@ -75,7 +75,7 @@ func overview(rq *request) (api.Overview, error) {
 }
 
 func prometheusText(rq *request) error {
-	if err := rq.s.met.count(rq.r.Context(), rq.s.deps.Sandboxes); err != nil {
+	if err := rq.s.met.Count(rq.r.Context(), rq.s.deps.Sandboxes); err != nil {
 		return err
 	}
 	promhttp.HandlerFor(rq.s.deps.Metrics, promhttp.HandlerOpts{}).ServeHTTP(rq.w, rq.r)

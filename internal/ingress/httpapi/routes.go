@@ -43,7 +43,9 @@ func newRoute(method, pattern, summary string, e endpoint, query []param) route 
 }
 
 // isPublic reports whether a route needs no key.
-func (rt route) isPublic() bool { return rt.need == access.Public || rt.need == access.Signed }
+func (rt route) isPublic() bool {
+	return rt.need == access.Public || rt.need == access.Signed || rt.checksBrokerToken()
+}
 
 func get(pattern, summary string, e endpoint, query ...param) route {
 	return newRoute(http.MethodGet, pattern, summary, e, query)

@@ -31,7 +31,7 @@ func createSandbox(rq *request, req api.CreateRequest) (api.Sandbox, error) {
 	if err != nil && errors.Is(context.Cause(ctx), errWaitExpired) {
 		err = rq.notReady(req.Template, limit, err)
 	}
-	rq.s.met.created(box, err)
+	rq.s.met.Created(box, err)
 	if err == nil {
 		rq.s.boots.Record(box.BootMode, float64(box.BootMS))
 	}

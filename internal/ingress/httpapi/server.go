@@ -19,7 +19,9 @@ import (
 	"github.com/pandastack/pandastack/internal/control/sandbox"
 	"github.com/pandastack/pandastack/internal/control/volume"
 	"github.com/pandastack/pandastack/internal/ingress/access"
+	"github.com/pandastack/pandastack/internal/ingress/httpapi/apimetrics"
 	"github.com/pandastack/pandastack/internal/ingress/httpapi/bootstats"
+	"github.com/pandastack/pandastack/internal/ingress/httpapi/databaseapi"
 	"github.com/pandastack/pandastack/internal/ingress/httpapi/execstream"
 	"github.com/pandastack/pandastack/internal/ingress/proxy"
 	"github.com/pandastack/pandastack/internal/ingress/repl"
@@ -44,6 +46,7 @@ type Deps struct {
 	Workspaces   Workspaces // nil: workspaces cannot be managed
 	Keys         Keys
 	Volumes      *volume.Service        // nil: there are no volumes
+	Databases    databaseapi.API        // empty: there are no databases
 	Proxy        Forwarder              // forwards to ports; nil: the port proxy is unsupported
 	Cells        *repl.Runner           // runs cells of code and may be shared with other APIs; nil: one of its own
 	Previews     Previews               // records previews; nil: they are neither listed nor revoked
@@ -171,7 +174,7 @@ type Server struct {
 	mux  *http.ServeMux
 	raw  map[string]http.Handler // of the patterns that forward to programs
 	spec []byte
-	met  *metrics
+	met  *apimetrics.Metrics
 
 	guard *access.Guard
 	boots *bootstats.Recorder
@@ -203,7 +206,7 @@ func New(cfg Config, deps Deps) (*Server, error) {
 		boots: bootstats.New(time.Now()),
 	}
 	var err error
-	if s.met, err = newMetrics(deps.Metrics); err != nil {
+	if s.met, err = apimetrics.New(deps.Metrics); err != nil {
 		return nil, err
 	}
 	if s.spec, err = Spec(cfg.Version); err != nil {
@@ -349,7 +352,7 @@ func (s *Server) serve(rt route) http.Handler {
 			} else if fault != nil {
 				panic(http.ErrAbortHandler)
 			}
-			s.met.observe(rt, r.Method, sw.code(), time.Since(began))
+			s.met.Observe(rt.pattern, r.Method, sw.code(), time.Since(began))
 			if !recorded {
 				s.recordAudit(rq, rt, sw.code(), began)
 			}

@@ -31,6 +31,7 @@ func routes() []route {
 		codeRoutes(),
 		fileRoutes(),
 		volumeRoutes(),
+		databaseRoutes(),
 		portRoutes(),
 		templateRoutes(),
 		buildRoutes(),

@@ -79,6 +79,24 @@ type request struct {
 	account *budget.Account
 }
 
+// ServeDatabase is ServeBroker for the endpoint that the resolver finds. One that does not exist, or has no broker
+// token, looks like a wrong token.
+func (s *Server) ServeDatabase(w http.ResponseWriter, r *http.Request, id, path string) {
+	found, err := s.cfg.Resolver.Endpoint(r.Context(), id)
+	if e, ok := found.(BrokerEndpoint); ok && err == nil {
+		s.ServeBroker(w, r, id, e, path)
+		return
+	}
+	if err == nil || errors.Is(err, pgedge.ErrNoEndpoint) {
+		peer := peerOf(r)
+		if err = s.cfg.Limiter.Check(peer, id); err == nil {
+			s.cfg.Limiter.Failed(peer, id)
+			err = ErrBadToken
+		}
+	}
+	writeBrokerError(w, err)
+}
+
 // ServeBroker handles a request to the query broker of an endpoint.
 //
 // path is below the broker's root, such as "/v1/query".

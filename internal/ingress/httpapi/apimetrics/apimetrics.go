@@ -1,4 +1,5 @@
-package httpapi
+// Package apimetrics counts what the API does, for Prometheus.
+package apimetrics
 
 import (
 	"context"
@@ -15,8 +16,13 @@ import (
 // countTimeout bounds how long the store may take to count sandboxes for a scrape.
 const countTimeout = 5 * time.Second
 
-// metrics are the metrics of this API.
-type metrics struct {
+// Sandboxes counts sandboxes.
+type Sandboxes interface {
+	Counts(ctx context.Context) (map[api.Status]int, error)
+}
+
+// Metrics are the metrics of the API.
+type Metrics struct {
 	requests  *prometheus.CounterVec
 	seconds   *prometheus.HistogramVec
 	creates   *prometheus.CounterVec
@@ -24,8 +30,9 @@ type metrics struct {
 	sandboxes *prometheus.GaugeVec
 }
 
-func newMetrics(reg *prometheus.Registry) (*metrics, error) {
-	m := &metrics{
+// New registers the metrics.
+func New(reg *prometheus.Registry) (*Metrics, error) {
+	m := &Metrics{
 		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "pandastack_http_requests_total", Help: "Requests answered, by route, method and status.",
 		}, []string{"route", "method", "status"}),
@@ -52,10 +59,10 @@ func newMetrics(reg *prometheus.Registry) (*metrics, error) {
 	return m, nil
 }
 
-// observe counts a response. Streams count when they end; their duration is how long they were open.
-func (m *metrics) observe(rt route, method string, status int, took time.Duration) {
-	m.requests.WithLabelValues(rt.pattern, boundedMethod(method), strconv.Itoa(status)).Inc()
-	m.seconds.WithLabelValues(rt.pattern).Observe(took.Seconds())
+// Observe counts a response. Streams count when they end; their duration is how long they were open.
+func (m *Metrics) Observe(route, method string, status int, took time.Duration) {
+	m.requests.WithLabelValues(route, boundedMethod(method), strconv.Itoa(status)).Inc()
+	m.seconds.WithLabelValues(route).Observe(took.Seconds())
 }
 
 // boundedMethod keeps methods that clients invent from creating series.
@@ -68,8 +75,8 @@ func boundedMethod(method string) string {
 	}
 }
 
-// created counts a create.
-func (m *metrics) created(box api.Sandbox, err error) {
+// Created counts a create.
+func (m *Metrics) Created(box api.Sandbox, err error) {
 	if err != nil {
 		m.creates.WithLabelValues(string(api.CodeOf(err)), "").Inc()
 		return
@@ -78,8 +85,8 @@ func (m *metrics) created(box api.Sandbox, err error) {
 	m.boots.WithLabelValues(box.BootMode).Observe(float64(box.BootMS) / 1000)
 }
 
-// count updates the number of sandboxes. It is called before every scrape.
-func (m *metrics) count(ctx context.Context, boxes Sandboxes) error {
+// Count updates the number of sandboxes. It is called before every scrape.
+func (m *Metrics) Count(ctx context.Context, boxes Sandboxes) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, countTimeout, errors.New("counting took too long"))
 	defer cancel()
 	counts, err := boxes.Counts(ctx)
