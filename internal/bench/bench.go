@@ -59,6 +59,7 @@ var parts = []part{
 	{"fork", (*run).forks},
 	{"fork_tree_16", (*run).forkTree},
 	{"hibernate", (*run).hibernate},
+	{"volume", (*run).volumes},
 	{"rebuild", (*run).rebuild},
 	{"oci_import", (*run).importImage},
 	{"first_cell", (*run).firstCell},
