@@ -7,6 +7,7 @@ import { strict as assert } from "node:assert";
 import { Sandbox, NotFoundError, CommandExitError, TimeoutError } from "e2b";
 import { finish, operation, until } from "./lib.mjs";
 import { buildTemplates } from "./template.mjs";
+import { useVolumes } from "./volume.mjs";
 
 const template = process.env.E2B_TESTS_TEMPLATE || "base";
 const open = new Set();
@@ -324,6 +325,7 @@ if (newer) await operation("files: watchDir with entries", async () => {
   await handle.stop();
 });
 if (newer) await buildTemplates(Sandbox);
+if (newer) await useVolumes(template);
 await operation("kill", async () => {
   for (const s of open) await s.kill();
   open.clear();

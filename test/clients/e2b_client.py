@@ -6,8 +6,23 @@ node gives: over TLS and HTTP/2, at https://<port>-<id>.<domain>.
 
 import asyncio
 import datetime
+import io
 
-from e2b import AsyncSandbox, CommandExitException, NotFoundException, Sandbox, SandboxQuery, SandboxState, TimeoutException
+from e2b import (
+    AsyncSandbox,
+    AsyncVolume,
+    AuthenticationException,
+    CommandExitException,
+    NotFoundException,
+    Sandbox,
+    SandboxQuery,
+    SandboxState,
+    TimeoutException,
+    Volume,
+    VolumeException,
+    VolumeNotFoundException,
+    VolumePathNotFoundException,
+)
 from e2b.sandbox.commands.command_handle import PtySize
 
 from scenario import equal, fetch, finish, operation, raises, until
@@ -269,6 +284,89 @@ def _():
             await sbx.kill()
 
     asyncio.run(drive())
+
+
+volume = None
+
+
+@operation("Volume.create, list, connect, get_info")
+def _():
+    global volume
+    volume = Volume.create("e2e-python")
+    assert any(v.volume_id == volume.volume_id and v.name == "e2e-python" for v in Volume.list())
+    equal(Volume.connect(volume.volume_id).name, "e2e-python")
+    assert Volume.get_info(volume.volume_id).token
+    raises(VolumeException, lambda: Volume.create("e2e-python"))
+    raises(VolumeNotFoundException, lambda: Volume.connect("vol" + "a" * 20))
+
+
+@operation("volume: write_file, read_file")
+def _():
+    stat = volume.write_file("/hello.txt", "grüße 🐼", uid=1000, gid=1001, mode=0o640)
+    equal((stat.name, stat.type.value, stat.path, stat.size), ("hello.txt", "file", "/hello.txt", 12))
+    equal((stat.uid, stat.gid, stat.mode), (1000, 1001, 0o640))
+    equal(volume.read_file("/hello.txt"), "grüße 🐼")
+    raises(VolumeException, lambda: volume.write_file("/hello.txt", "other"))
+    data = bytes((i * 7 + (i >> 8)) & 255 for i in range(3 << 20))
+    volume.write_file("/hello.txt", io.BytesIO(data), force=True)
+    equal(volume.read_file("/hello.txt", format="bytes"), data)
+    equal(b"".join(volume.read_file("/hello.txt", format="stream")), data)
+    volume.write_file("/empty", "")
+    equal(volume.read_file("/empty"), "")
+    raises(VolumePathNotFoundException, lambda: volume.read_file("/nope"))
+    raises(VolumePathNotFoundException, lambda: volume.write_file("/no/parent", ""))
+
+
+@operation("volume: make_dir, list, exists, get_info, update_metadata, remove")
+def _():
+    equal(volume.make_dir("/dir", mode=0o700, uid=1000, gid=1000).mode & 0o777, 0o700)
+    equal(volume.make_dir("/deep/er/dir", force=True).type.value, "directory")
+    raises(VolumeException, lambda: volume.make_dir("/dir"))
+    raises(VolumePathNotFoundException, lambda: volume.make_dir("/no/parent"))
+    volume.write_file("/dir/f", "x")
+    equal([e.path for e in volume.list("/dir")], ["/dir/f"])
+    assert "/deep/er/dir" in [e.path for e in volume.list("/", depth=3)]
+    raises(VolumePathNotFoundException, lambda: volume.list("/nope"))
+    stat = volume.update_metadata("/dir/f", uid=1001, gid=1002, mode=0o755)
+    equal((stat.uid, stat.gid, stat.mode), (1001, 1002, 0o755))
+    raises(VolumePathNotFoundException, lambda: volume.update_metadata("/nope", mode=0o644))
+    equal((volume.exists("/dir"), volume.get_info("/dir").type.value), (True, "directory"))
+    volume.remove("/dir")
+    equal(volume.exists("/dir"), False)
+    raises(VolumePathNotFoundException, lambda: volume.remove("/dir"))
+    raises(AuthenticationException, lambda: volume.list("/", token="wrong"))
+
+
+@operation("volume_mounts: a sandbox has the volume, and leaves what it wrote")
+def _():
+    volume.write_file("/from-outside", "seen", force=True)
+    mounted = create(volume_mounts={"/mnt/data": volume})
+    equal(mounted.files.read("/mnt/data/from-outside"), "seen")
+    equal(mounted.get_info().volume_mounts, [{"name": "e2e-python", "path": "/mnt/data"}])
+    mounted.commands.run("echo kept > /mnt/data/from-inside", user="root")
+    equal(volume.read_file("/from-inside"), "kept\n")
+    raises(VolumeException, lambda: Volume.destroy(volume.volume_id))
+    mounted.kill()
+    equal(volume.read_file("/from-inside"), "kept\n")
+
+
+@operation("AsyncVolume: create, write, read, list, destroy")
+def _():
+    async def drive():
+        vol = await AsyncVolume.create("e2e-python-async")
+        try:
+            await vol.write_file("/f", "x")
+            equal(await vol.read_file("/f"), "x")
+            assert "f" in [e.name for e in await vol.list("/")]
+        finally:
+            equal(await AsyncVolume.destroy(vol.volume_id), True)
+
+    asyncio.run(drive())
+
+
+@operation("Volume.destroy")
+def _():
+    equal((Volume.destroy(volume.volume_id), Volume.destroy(volume.volume_id)), (True, False))
 
 
 @operation("kill")

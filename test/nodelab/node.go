@@ -287,7 +287,7 @@ func (n *Node) Bake(template string) {
 	n.JSON(nil, "template", "bake", template)
 }
 
-// Clean deletes every sandbox and snapshot.
+// Clean deletes every sandbox, snapshot and volume.
 func (n *Node) Clean() {
 	n.t.Helper()
 	var list []Sandbox
@@ -297,6 +297,10 @@ func (n *Node) Clean() {
 	n.JSON(&list, "snapshot", "list")
 	for _, s := range list {
 		n.JSON(nil, "snapshot", "delete", s.ID)
+	}
+	n.JSON(&list, "volume", "list")
+	for _, v := range list {
+		n.JSON(nil, "volume", "delete", v.ID, "--snapshots")
 	}
 }
 

@@ -10,7 +10,7 @@ import { promisify } from "node:util";
 import assert from "node:assert/strict";
 
 const require = createRequire(join(process.cwd(), "index.js"));
-const { Client, Sandbox, NotFoundError, AuthError, BadRequestError, SandboxTimeout, TemplateBuildError } = require("@pandastack/sdk");
+const { Client, Sandbox, NotFoundError, AuthError, BadRequestError, SandboxTimeout, PandaStackError, TemplateBuildError } = require("@pandastack/sdk");
 
 const dir = process.env.SDK_DIR;
 const client = new Client();
@@ -309,6 +309,30 @@ if (base) {
     await assert.rejects(() => client.templates.get(built), NotFoundError);
   });
 }
+await check("volumes: create, list, get", async () => {
+  const v = await client.volumes.create({ name: "sdk-js", size_mb: 64 });
+  assert.deepEqual([v.name, v.size_mb, typeof v.created_at], ["sdk-js", 64, "string"]);
+  assert.ok((await client.volumes.list()).some((x) => x.name === "sdk-js"));
+  assert.equal((await client.volumes.get("sdk-js")).size_mb, 64);
+  await assert.rejects(() => client.volumes.get("sdk-none"), NotFoundError);
+  await assert.rejects(() => client.volumes.create({ name: "sdk-js", size_mb: 64 }), PandaStackError);
+  await assert.rejects(() => client.volumes.create({ name: "a/b", size_mb: 64 }), BadRequestError);
+  await assert.rejects(() => client.volumes.create({ name: "sdk-huge", size_mb: 1 << 20 }), BadRequestError);
+});
+await check("volumes: attach at create, one writer, read-only", async () => {
+  const writer = await Sandbox.create({ volumes: [{ name: "sdk-js" }], ttlSeconds: 600 });
+  assert.equal((await writer.exec("echo kept > /mnt/sdk-js/f && sync && cat /mnt/sdk-js/f")).stdout, "kept\n");
+  await assert.rejects(() => Sandbox.create({ volumes: [{ name: "sdk-js" }] }), (e) => e.message.includes(writer.id));
+  await assert.rejects(() => client.volumes.delete("sdk-js"), PandaStackError);
+  const reader = await Sandbox.create({ volumes: [{ name: "sdk-js", readOnly: true }], ttlSeconds: 600 });
+  assert.equal((await reader.exec("cat /mnt/sdk-js/f; ! touch /mnt/sdk-js/g 2>/dev/null && echo refused")).stdout, "kept\nrefused\n");
+  await reader.kill();
+  await writer.kill();
+});
+await check("volumes.delete", async () => {
+  await client.volumes.delete("sdk-js");
+  await assert.rejects(() => client.volumes.get("sdk-js"), NotFoundError);
+});
 await check("kill, twice", async () => {
   await sb.kill();
   await assert.rejects(() => sb.exec("true"), NotFoundError);

@@ -227,6 +227,26 @@ if os.environ.get("SDK_BUILD"):
         raises(NotFoundError, lambda: client.templates.get("sdk-python"))
 
 
+@check("volumes: create, list, get, delete, attach at create")
+def _():
+    v = client.volumes.create("sdk-py", 64)
+    equal((v["name"], v["size_mb"]), ("sdk-py", 64))
+    assert any(x["name"] == "sdk-py" for x in client.volumes.list())
+    equal(client.volumes.get("sdk-py")["size_mb"], 64)
+    raises(NotFoundError, lambda: client.volumes.get("sdk-none"))
+    raises(BadRequestError, lambda: client.volumes.create("a/b", 64))
+    writer = Sandbox.create(volumes=[{"name": "sdk-py"}], ttl_seconds=600, **template)
+    equal(writer.exec("echo kept > /mnt/sdk-py/f && sync && cat /mnt/sdk-py/f").stdout, "kept\n")
+    assert writer.id in str(raises(PandastackError, lambda: Sandbox.create(volumes=[{"name": "sdk-py"}], **template)))
+    raises(PandastackError, lambda: client.volumes.delete("sdk-py"))
+    reader = Sandbox.create(volumes=[{"name": "sdk-py", "read_only": True}], ttl_seconds=600, **template)
+    equal(reader.exec("cat /mnt/sdk-py/f; ! touch /mnt/sdk-py/g 2>/dev/null && echo refused").stdout, "kept\nrefused\n")
+    reader.kill()
+    writer.kill()
+    client.volumes.delete("sdk-py")
+    raises(NotFoundError, lambda: client.volumes.get("sdk-py"))
+
+
 @check("kill, twice")
 def _():
     sb.kill()
