@@ -209,6 +209,7 @@ func (n *node) handler(f services) (http.Handler, error) {
 		e2b.Config{
 			Domain: n.sandboxDomain(), Builds: f.builds, Secret: derive(f.secret, "agent"), History: f.history,
 			Guard:   guard,
+			Volumes: f.volumes,
 			Budgets: envd.Budgets{Memory: n.shares.memory, Watchers: n.shares.watchers},
 		},
 		f.sandboxes, f.templates, f.keys, runner,

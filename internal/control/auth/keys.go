@@ -119,6 +119,31 @@ func (k *Keys) Authenticate(ctx context.Context, token string, from netip.Addr) 
 		}
 		epoch, known = k.store(hash, c, epoch)
 	}
+	return k.admit(c, from, now)
+}
+
+// OfKey returns the caller with the key that has a prefix, at an address.
+//
+// It is for credentials that the key gave out: they end with the key, and allow no more than it does. The errors are
+// those of Authenticate.
+func (k *Keys) OfKey(ctx context.Context, prefix string, from netip.Addr) (Principal, error) {
+	row, err := k.db.Read().Key(ctx, prefix)
+	if errors.Is(err, store.ErrNotFound) {
+		return Principal{}, errInvalidKey()
+	}
+	if err != nil {
+		return Principal{}, api.AsError(err)
+	}
+	now := time.Now()
+	c, err := read(row, now)
+	if err != nil {
+		return Principal{}, api.AsError(err)
+	}
+	return k.admit(c, from, now)
+}
+
+// admit returns the caller with a key if the key is valid now, at an address.
+func (k *Keys) admit(c cached, from netip.Addr, now time.Time) (Principal, error) {
 	if expired(c.row, now) {
 		return Principal{}, errInvalidKey()
 	}

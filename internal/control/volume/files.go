@@ -180,6 +180,9 @@ func (g *volumeGuest) MakeDir(ctx context.Context, p, _ string) (guestapi.FileIn
 
 // synced waits until what was written is on the medium.
 func (g *volumeGuest) synced(ctx context.Context, err error) error {
+	if errors.Is(err, guestapi.ErrNoSpace) {
+		return errFull()
+	}
 	if err != nil {
 		return err
 	}
@@ -195,6 +198,10 @@ func (g *volumeGuest) run(ctx context.Context, argv ...string) error {
 		Spec:     guestapi.ProcessSpec{Argv: argv, User: root, Dir: "/", Timeout: commandTimeout},
 		Overtime: 10 * time.Second,
 	}, nil)
+}
+
+func errFull() error {
+	return api.Errorf(api.NoSpace, "the volume is full: delete files, or make it larger with size_mb")
 }
 
 // maxComplaint bounds what is kept of what a program prints to standard error.
@@ -227,7 +234,7 @@ func runProgram(ctx context.Context, g guestexec.Guest, cmd guestexec.Command, o
 	case st.Exit.Code == 0 && st.Exit.Error == "" && !st.Exit.TimedOut:
 		return nil
 	case strings.Contains(text, "No space left on device"):
-		return api.Errorf(api.NoSpace, "the volume is full: delete files, or make it larger with size_mb")
+		return errFull()
 	}
 	return api.Errorf(api.Invalid, "%s exited with status %d: %s", cmd.Spec.Argv[0], st.Exit.Code,
 		strings.TrimSpace(st.Exit.Error+" "+text))

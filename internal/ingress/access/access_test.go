@@ -27,6 +27,10 @@ type keys struct {
 
 func (k *keys) Known(token string) bool { return token == k.known }
 
+func (k *keys) OfKey(ctx context.Context, prefix string, from netip.Addr) (auth.Principal, error) {
+	return k.Authenticate(ctx, prefix, from)
+}
+
 func (k *keys) Authenticate(_ context.Context, token string, _ netip.Addr) (auth.Principal, error) {
 	k.asked++
 	if len(token) != 1 {
@@ -297,6 +301,10 @@ func TestFileReadsAreRecorded(t *testing.T) {
 		{access.V1, "HEAD", "GET /v1/sandboxes/{sandbox}/fs", ""},
 		{access.V1, "GET", "GET /v1/sandboxes/{sandbox}/fs/dir", ""},
 		{access.V1, "GET", "GET /v1/sandboxes", ""},
+		{access.V1, "GET", "GET /v1/volumes/{volume}/fs", "GET /v1/volumes/{volume}/fs /a b"},
+		{access.V1, "GET", "GET /v1/volumes/{volume}/export", "GET /v1/volumes/{volume}/export /a b"},
+		{access.E2B, "GET", "GET /volumecontent/{id}/file", "GET /volumecontent/{id}/file /a b"},
+		{access.E2B, "GET", "GET /volumecontent/{id}/dir", ""},
 		{access.Agent, "GET", "GET /files", "GET /files /a b"},
 	} {
 		l.all = nil

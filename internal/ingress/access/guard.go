@@ -17,6 +17,7 @@ import (
 type Keys interface {
 	Authenticate(ctx context.Context, token string, from netip.Addr) (auth.Principal, error)
 	Known(token string) bool
+	OfKey(ctx context.Context, prefix string, from netip.Addr) (auth.Principal, error)
 }
 
 // Audit records calls; *audit.Log does.
@@ -60,25 +61,57 @@ func New(cfg Config, keys Keys, log Audit) *Guard {
 	}
 }
 
-// Admit returns the caller with a token if it may do what needs a scope now.
+// Admit returns the caller with the token of a key if it may do what needs a scope now.
 //
 // It sets the headers RateLimit-* and, if it refuses because of a rate, Retry-After. The principal is also returned
 // with an error if the key is valid, for the audit log.
 func (g *Guard) Admit(w http.ResponseWriter, r *http.Request, token string, need Need) (auth.Principal, error) {
+	known := func() bool { return g.keys.Known(token) }
+	return g.admit(w, r, need, known, func(from netip.Addr) (auth.Principal, error) {
+		if token == "" {
+			return auth.Principal{}, api.Errorf(api.Unauthenticated,
+				"no key: send the header Authorization: Bearer pds_...")
+		}
+		return g.keys.Authenticate(r.Context(), token, from)
+	})
+}
+
+// AdmitFor is Admit for a caller with a credential that a key gave out. prefix names that key; invalid says why the
+// credential is none.
+func (g *Guard) AdmitFor(
+	w http.ResponseWriter,
+	r *http.Request,
+	prefix string,
+	invalid error,
+	need Need,
+) (auth.Principal, error) {
+	known := func() bool { return invalid == nil }
+	return g.admit(w, r, need, known, func(from netip.Addr) (auth.Principal, error) {
+		if invalid != nil {
+			return auth.Principal{}, invalid
+		}
+		return g.keys.OfKey(r.Context(), prefix, from)
+	})
+}
+
+// admit is Admit for any credential. known reports, without work, whether it is valid for sure.
+func (g *Guard) admit(
+	w http.ResponseWriter,
+	r *http.Request,
+	need Need,
+	known func() bool,
+	authenticate func(from netip.Addr) (auth.Principal, error),
+) (auth.Principal, error) {
 	from := AddressOf(r)
 	if q := g.perAddress.take(nameOf(from), 1); !q.ok {
 		return auth.Principal{}, refuse(w, q, "requests from the address "+from.String())
 	} else if g.perKey == nil {
 		q.show(w.Header())
 	}
-	if q := g.failures.take(nameOf(from), 0); !q.ok && !g.keys.Known(token) {
+	if q := g.failures.take(nameOf(from), 0); !q.ok && !known() {
 		return auth.Principal{}, refuse(w, q, "failed authentications from the address "+from.String())
 	}
-	if token == "" {
-		return auth.Principal{}, g.failed(r, api.Errorf(api.Unauthenticated,
-			"no key: send the header Authorization: Bearer pds_..."))
-	}
-	p, err := g.keys.Authenticate(r.Context(), token, from)
+	p, err := authenticate(from)
 	if api.CodeOf(err) == api.Unauthenticated {
 		return auth.Principal{}, g.failed(r, err)
 	}

@@ -71,7 +71,8 @@ func Recorded(face Face, pattern string) bool {
 
 // fileReads are the operations that send the content of a file, whose path is in the query.
 var fileReads = map[Face]map[string]bool{
-	V1:    {"GET " + box + "/fs": true},
+	V1:    {"GET " + box + "/fs": true, "GET " + vol + "/fs": true, "GET " + vol + "/export": true},
+	E2B:   {"GET /volumecontent/{id}/file": true},
 	Agent: {"GET /files": true},
 }
 
@@ -204,9 +205,16 @@ var operationsE2B = map[string]Need{
 	"GET /templates/{id}/builds/{build}/status": read, "GET /templates/{id}/builds/{build}/logs": read,
 	"POST /templates/tags": build, "DELETE /templates/tags": build, "GET /templates/{id}/{part}": read,
 	"PUT /templates/uploads/{hash}": Signed,
+
+	"GET /volumes": read, "POST /volumes": lifecycle, "GET /volumes/{id}": read,
+	"DELETE /volumes/{id}": lifecycle,
+	// Clients show a token of the volume, which stands for the key that it was given to.
+	"GET /volumecontent/{id}/path": files, "PATCH /volumecontent/{id}/path": files,
+	"DELETE /volumecontent/{id}/path": files, "GET /volumecontent/{id}/dir": files,
+	"POST /volumecontent/{id}/dir": files, "GET /volumecontent/{id}/file": files,
+	"PUT /volumecontent/{id}/file": files,
 	// The server has none of these; they are refused by name to who holds a key.
-	"GET /volumes": read, "POST /volumes": read, "GET /volumes/{id}": read, "DELETE /volumes/{id}": read,
-	"/volumecontent/": read, "GET /secrets": read, "POST /secrets": read, "GET /secrets/{id}": read,
+	"GET /secrets": read, "POST /secrets": read, "GET /secrets/{id}": read,
 	"POST /secrets/{id}": read, "DELETE /secrets/{id}": read, "GET /teams/{id}/metrics": read,
 	"GET /teams/{id}/metrics/max": read, "POST /templates": read, "POST /v2/templates": read,
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/pandastack/pandastack/internal/control/auth"
 	"github.com/pandastack/pandastack/internal/control/metricshistory"
 	"github.com/pandastack/pandastack/internal/control/sandbox"
+	"github.com/pandastack/pandastack/internal/control/volume"
 	"github.com/pandastack/pandastack/internal/ingress/access"
 	"github.com/pandastack/pandastack/internal/ingress/e2b/control"
 	"github.com/pandastack/pandastack/internal/ingress/e2b/envd"
@@ -37,11 +38,12 @@ const (
 // HiddenHeaders returns the headers that programs in sandboxes must not see.
 func HiddenHeaders() []string { return []string{TrafficHeader, sandboxHeader, portHeader} }
 
-// Config configures a Protocol. Domain, Secret, Builds and History are as in control.Config.
+// Config configures a Protocol. Domain, Secret, Builds, Volumes and History are as in control.Config.
 type Config struct {
 	Domain  string
 	Secret  []byte
 	Builds  control.Builds
+	Volumes *volume.Service
 	History *metricshistory.History
 	Guard   *access.Guard // may be shared with other APIs; nil: one without limits on rates, which records nothing
 	Budgets envd.Budgets  // zero: there are no bounds
@@ -71,6 +73,8 @@ func New(
 		AgentVersion: envd.Version,
 		Secret:       cfg.Secret,
 		Builds:       cfg.Builds,
+		Volumes:      cfg.Volumes,
+		Memory:       cfg.Budgets.Memory,
 		History:      cfg.History,
 		Guard:        cfg.Guard,
 	}, sandboxes, templates)

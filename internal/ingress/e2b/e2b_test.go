@@ -20,9 +20,13 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
 	"github.com/pandastack/pandastack/internal/contract/hostapi/hosttest"
 	"github.com/pandastack/pandastack/internal/control/auth"
+	"github.com/pandastack/pandastack/internal/control/job"
+	"github.com/pandastack/pandastack/internal/control/quota"
 	"github.com/pandastack/pandastack/internal/control/sandbox"
 	"github.com/pandastack/pandastack/internal/control/store"
 	"github.com/pandastack/pandastack/internal/control/template"
+	"github.com/pandastack/pandastack/internal/control/volume"
+	"github.com/pandastack/pandastack/internal/control/volume/helper"
 	"github.com/pandastack/pandastack/internal/ingress/e2b"
 	pb "github.com/pandastack/pandastack/internal/ingress/e2b/envd/proto/process"
 	"github.com/pandastack/pandastack/internal/ingress/e2b/envd/proto/process/processconnect"
@@ -32,6 +36,9 @@ import (
 
 const domain = "sandboxes.test"
 
+// maxVolumes is the quota of volumes of each workspace.
+const maxVolumes = 5
+
 // fixture is a whole control plane over a simulated host, reached through the proxy and E2B's protocol.
 type fixture struct {
 	t    *testing.T
@@ -40,6 +47,8 @@ type fixture struct {
 	host *hosttest.Host
 	keys *auth.Keys
 
+	volumes   *volume.Service
+	helpers   *helper.Helpers
 	boxes     *sandbox.Service
 	templates *template.Service
 }
@@ -48,6 +57,7 @@ func newFixture(t *testing.T, change ...func(*e2b.Config, *auth.Keys)) *fixture 
 	t.Helper()
 	host := hosttest.New()
 	t.Cleanup(host.Close)
+	host.AddTemplate(hostapi.Template{Name: "mini", VCPUs: 1, MemoryMiB: 256, DiskMiB: 1024, Baked: true, Hidden: true})
 	db, err := store.Open(t.Context(), store.Config{DSN: filepath.Join(t.TempDir(), "control.db")})
 	if err != nil {
 		t.Fatal(err)
@@ -58,7 +68,22 @@ func newFixture(t *testing.T, change ...func(*e2b.Config, *auth.Keys)) *fixture 
 		t.Fatal(err)
 	}
 	log := slog.New(slog.DiscardHandler)
-	service, err := sandbox.New(sandbox.Defaults(), sandbox.Deps{Store: db, Host: host, Templates: templates, Log: log})
+	limits := quota.New(quota.Config{Defaults: map[quota.Kind]int64{quota.Volumes: maxVolumes}}, db)
+	helpers, err := helper.New(helper.Config{Template: "mini", Idle: time.Hour, PerWorkspace: 2}, db, host, log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	service, err := sandbox.New(sandbox.Defaults(), sandbox.Deps{Store: db, Host: host, Templates: templates,
+		Quotas: limits, Volumes: helpers, Log: log})
+	if err != nil {
+		t.Fatal(err)
+	}
+	jobs, err := job.New(job.Config{Exclusive: true, Poll: time.Hour}, db, log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	volumes, err := volume.New(volume.Config{}, volume.Deps{Store: db, Host: host, Sandboxes: service,
+		Helpers: helpers, Jobs: jobs, Quotas: limits, Log: log})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -70,7 +95,7 @@ func newFixture(t *testing.T, change ...func(*e2b.Config, *auth.Keys)) *fixture 
 	if err != nil {
 		t.Fatal(err)
 	}
-	cfg := e2b.Config{Domain: domain, Secret: bytes.Repeat([]byte{7}, 32)}
+	cfg := e2b.Config{Domain: domain, Secret: bytes.Repeat([]byte{7}, 32), Volumes: volumes}
 	for _, f := range change {
 		f(&cfg, keys)
 	}
@@ -87,7 +112,8 @@ func newFixture(t *testing.T, change ...func(*e2b.Config, *auth.Keys)) *fixture 
 	t.Cleanup(ports.Close)
 	srv := httptest.NewServer(ports.Middleware(p.Middleware(http.NotFoundHandler())))
 	t.Cleanup(srv.Close)
-	return &fixture{t: t, url: srv.URL, key: key, host: host, keys: keys, boxes: service, templates: templates}
+	return &fixture{t: t, url: srv.URL, key: key, host: host, keys: keys, boxes: service, templates: templates,
+		volumes: volumes, helpers: helpers}
 }
 
 // call sends a request to the control API and returns status, body and header of the response.

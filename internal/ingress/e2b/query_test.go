@@ -149,7 +149,7 @@ func TestEveryField(t *testing.T) {
 			`"network":{"rules":{"a.example":[{"transform":{"headers":{"a":"b"}}}]}}`, "", 501},
 		"mcp":          {`"mcp":{"server":{}}`, "", 501},
 		"iam":          {`"iam":{"tokens":{"a":{}}}`, "", 501},
-		"volumeMounts": {`"volumeMounts":[{"name":"v","path":"/v"}]`, "", 501},
+		"volumeMounts": {`"volumeMounts":[{"name":"v","path":"v"}]`, "", 400},
 		"colour":       {`"colour":"red"`, "", 400},
 		"nothing": {
 			`"mcp":null,"iam":{},"volumeMounts":[],"network":{"egressProxy":null,"rules":{}}`,

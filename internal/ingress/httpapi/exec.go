@@ -6,6 +6,7 @@ import (
 
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
+	"github.com/pandastack/pandastack/internal/control/sandbox/hosterror"
 	"github.com/pandastack/pandastack/internal/ingress/httpapi/execstream"
 )
 
@@ -137,7 +138,7 @@ func listProcesses(rq *request) ([]api.Process, error) {
 	}
 	infos, err := g.Processes(rq.r.Context())
 	if err != nil {
-		return nil, execstream.GuestError(err, "processes")
+		return nil, hosterror.OfGuest(err, "processes")
 	}
 	out := make([]api.Process, 0, len(infos))
 	for _, p := range infos {
@@ -168,7 +169,7 @@ func signalProcess(rq *request, req api.SignalRequest) error {
 	if err != nil {
 		return err
 	}
-	return execstream.GuestError(g.Signal(rq.r.Context(), ref, req.Signal, req.Group), "process")
+	return hosterror.OfGuest(g.Signal(rq.r.Context(), ref, req.Signal, req.Group), "process")
 }
 
 func attachProcess(rq *request) error {

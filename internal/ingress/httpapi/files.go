@@ -9,8 +9,8 @@ import (
 
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
+	"github.com/pandastack/pandastack/internal/control/sandbox/hosterror"
 	"github.com/pandastack/pandastack/internal/ingress/httpapi/byterange"
-	"github.com/pandastack/pandastack/internal/ingress/httpapi/execstream"
 )
 
 // pathAndUser returns the path and user of the query.
@@ -59,7 +59,7 @@ func readFile(rq *request) error {
 	if rq.r.Method == http.MethodHead {
 		info, err := g.Stat(rq.r.Context(), path, user)
 		if err != nil {
-			return execstream.GuestError(err, path)
+			return hosterror.OfGuest(err, path)
 		}
 		if info.Kind == guestapi.KindDir {
 			return isDirectory(path)
@@ -73,7 +73,7 @@ func readFile(rq *request) error {
 	if ranged {
 		info, err := g.Stat(rq.r.Context(), path, user)
 		if err != nil {
-			return execstream.GuestError(err, path)
+			return hosterror.OfGuest(err, path)
 		}
 		if offset, length, ranged, err = resolve(rq, want, info); err != nil {
 			return err
@@ -81,7 +81,7 @@ func readFile(rq *request) error {
 	}
 	info, body, err := g.Read(rq.r.Context(), path, user, offset, length)
 	if err != nil {
-		return execstream.GuestError(err, path)
+		return hosterror.OfGuest(err, path)
 	}
 	defer body.Close() //nolint:errcheck // it was only read
 	return sendFile(rq, info, body, offset, length, ranged)
@@ -179,7 +179,7 @@ func writeFile(rq *request) error {
 	}
 	info, err := g.Write(rq.r.Context(), path, opt, rq.r.Body)
 	if err != nil {
-		return execstream.GuestError(err, path)
+		return hosterror.OfGuest(err, path)
 	}
 	writeJSON(rq.w, http.StatusOK, api.FileWritten{Path: info.Path, Bytes: info.Size})
 	return nil
@@ -190,7 +190,7 @@ func removeFile(rq *request) error {
 	if err != nil {
 		return err
 	}
-	return execstream.GuestError(g.Remove(rq.r.Context(), path, user, rq.boolParam("recursive")), path)
+	return hosterror.OfGuest(g.Remove(rq.r.Context(), path, user, rq.boolParam("recursive")), path)
 }
 
 func statFile(rq *request) (api.FileEntry, error) {
@@ -199,7 +199,7 @@ func statFile(rq *request) (api.FileEntry, error) {
 		return api.FileEntry{}, err
 	}
 	info, err := g.Stat(rq.r.Context(), path, user)
-	return entry(info), execstream.GuestError(err, path)
+	return entry(info), hosterror.OfGuest(err, path)
 }
 
 // maxDepth bounds the depth of one listing.
@@ -219,7 +219,7 @@ func listDir(rq *request) (api.DirListing, error) {
 	}
 	infos, err := g.List(rq.r.Context(), path, user, int(depth))
 	if err != nil {
-		return api.DirListing{}, execstream.GuestError(err, path)
+		return api.DirListing{}, hosterror.OfGuest(err, path)
 	}
 	if err := rq.pay(entryBytes*int64(len(infos)), path); err != nil {
 		return api.DirListing{}, err
@@ -237,7 +237,7 @@ func makeDir(rq *request, req api.MakeDirRequest) (api.FileEntry, error) {
 		return api.FileEntry{}, err
 	}
 	info, err := g.MakeDir(rq.r.Context(), req.Path, user)
-	return entry(info), execstream.GuestError(err, req.Path)
+	return entry(info), hosterror.OfGuest(err, req.Path)
 }
 
 func moveFile(rq *request, req api.MoveRequest) (api.FileEntry, error) {
@@ -246,7 +246,7 @@ func moveFile(rq *request, req api.MoveRequest) (api.FileEntry, error) {
 		return api.FileEntry{}, err
 	}
 	info, err := g.Move(rq.r.Context(), req.From, req.To, user)
-	return entry(info), execstream.GuestError(err, req.From)
+	return entry(info), hosterror.OfGuest(err, req.From)
 }
 
 func entry(f guestapi.FileInfo) api.FileEntry {

@@ -69,6 +69,10 @@ func (keys) Authenticate(_ context.Context, token string, _ netip.Addr) (auth.Pr
 
 func (keys) Known(string) bool { return false }
 
+func (k keys) OfKey(ctx context.Context, prefix string, from netip.Addr) (auth.Principal, error) {
+	return k.Authenticate(ctx, prefix, from)
+}
+
 func (keys) Create(_ context.Context, _ auth.Principal, r auth.KeyRequest) (auth.Key, string, error) {
 	k := auth.Key{Prefix: "pds_12345678", Label: r.Label, Role: r.Role, Created: time.Now(), Expires: r.Expires}
 	return k, "pds_12345678901234567890123456789012", nil

@@ -10,6 +10,7 @@ import (
 
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
+	"github.com/pandastack/pandastack/internal/control/sandbox/hosterror"
 	"github.com/pandastack/pandastack/internal/ingress/httpapi/execstream"
 	"github.com/pandastack/pandastack/internal/ingress/repl"
 )
@@ -50,7 +51,7 @@ func inGuest[T any](rq *request, do func(context.Context, api.Sandbox, guestapi.
 
 func language(text string) (repl.Language, error) {
 	l, err := repl.ParseLanguage(text)
-	return l, execstream.GuestError(err, "language")
+	return l, hosterror.OfGuest(err, "language")
 }
 
 func startSession(rq *request, req api.ReplSessionRequest) (api.ReplSession, error) {
@@ -280,5 +281,5 @@ func replError(err error, subject string) error {
 	if errors.Is(err, repl.ErrEnded) {
 		return api.Wrap(api.NotFound, err, subject+": the context has ended: start another one")
 	}
-	return execstream.GuestError(err, subject)
+	return hosterror.OfGuest(err, subject)
 }

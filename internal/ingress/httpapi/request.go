@@ -10,6 +10,7 @@ import (
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
 	"github.com/pandastack/pandastack/internal/control/auth"
+	"github.com/pandastack/pandastack/internal/control/sandbox/hosterror"
 	"github.com/pandastack/pandastack/internal/ingress/httpapi/execstream"
 )
 
@@ -47,7 +48,7 @@ func (rq *request) finish() {
 
 // pay takes memory for the request, in bytes. subject is what the memory is for.
 func (rq *request) pay(bytes int64, subject string) error {
-	return execstream.GuestError(rq.memory.Take(bytes), subject)
+	return hosterror.OfGuest(rq.memory.Take(bytes), subject)
 }
 
 func (rq *request) id() api.RequestID {

@@ -11,6 +11,7 @@ import (
 	"net"
 	"path"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -24,6 +25,8 @@ type file struct {
 	data []byte
 	mode uint32
 	at   time.Time
+
+	owner *[2]uint32 // user and group; nil: the user of the guest
 }
 
 func copyFiles(from map[string]file) map[string]file {
@@ -147,8 +150,13 @@ func (g *guest) info(p string, f file) guestapi.FileInfo {
 	if f.dir {
 		kind = guestapi.KindDir
 	}
-	return guestapi.FileInfo{Path: p, Name: path.Base(p), Kind: kind, Size: int64(len(f.data)), Mode: f.mode,
+	info := guestapi.FileInfo{Path: p, Name: path.Base(p), Kind: kind, Size: int64(len(f.data)), Mode: f.mode,
 		UID: 1000, GID: 1000, User: g.user, Group: g.user, Modified: f.at}
+	if f.owner != nil {
+		info.UID, info.GID = f.owner[0], f.owner[1]
+		info.User, info.Group = strconv.Itoa(int(info.UID)), strconv.Itoa(int(info.GID))
+	}
+	return info
 }
 
 // writable reports whether p is on no volume that is mounted read-only, with g.mu held.
@@ -265,7 +273,7 @@ func (g *guest) Write(
 			return err
 		}
 		mode := cmp.Or(opt.Mode, f.mode, 0o644)
-		g.files[p] = file{data: data, mode: mode, at: time.Now()}
+		g.files[p] = file{data: data, mode: mode, at: time.Now(), owner: f.owner}
 		info = g.info(p, g.files[p])
 		return nil
 	})

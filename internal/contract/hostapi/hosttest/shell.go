@@ -218,7 +218,9 @@ func (s *shell) run(argv []string, to guestapi.Stream, direct bool) (int, string
 		default:
 			code = 2
 		}
-	case "sync", "chown": // files are on the medium at once, and belong to the user
+	case "sync": // files are on the medium at once
+	case "chown":
+		code = s.chown(args)
 	case "chmod":
 		code = s.chmod(args)
 	case "tar":

@@ -19,6 +19,7 @@ import (
 	"io"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -26,7 +27,9 @@ import (
 	"github.com/pandastack/pandastack/internal/control/auth"
 	"github.com/pandastack/pandastack/internal/control/metricshistory"
 	"github.com/pandastack/pandastack/internal/control/sandbox"
+	"github.com/pandastack/pandastack/internal/control/volume"
 	"github.com/pandastack/pandastack/internal/ingress/access"
+	"github.com/pandastack/pandastack/internal/lib/budget"
 )
 
 // Templates are the methods of *template.Service that this API uses.
@@ -40,10 +43,12 @@ type Templates interface {
 
 // Config configures a Server.
 type Config struct {
-	Domain       string // clients build names of sandboxes with it: <port>-<id>.<domain>
-	AgentVersion string // version of the agent services that clients will find
-	Secret       []byte // of this installation, at least 32 bytes: tokens are derived from it
-	Builds       Builds // nil: templates cannot be built
+	Domain       string          // clients build names of sandboxes with it: <port>-<id>.<domain>
+	AgentVersion string          // version of the agent services that clients will find
+	Secret       []byte          // of this installation, at least 32 bytes: tokens are derived from it
+	Builds       Builds          // nil: templates cannot be built
+	Volumes      *volume.Service // nil: there are no volumes
+	Memory       *budget.Pool    // pays for what requests for files of volumes buffer; nil: there is no bound
 	// Guard admits callers and records what they do. Required.
 	Guard *access.Guard
 	// History keeps measurements; its owner runs it. nil: one of the server's own, which is not run.
@@ -121,7 +126,10 @@ func keyOf(r *http.Request) string {
 
 // authenticated admits the caller before the route is called, and records the call.
 func (s *Server) authenticated(pattern string, rt route) http.HandlerFunc {
-	need, _ := access.NeedOf(access.E2B, pattern) // handle refuses a route without one
+	refuse := writeError
+	if isContent(pattern) {
+		refuse = writeContentError
+	}
 	return func(w http.ResponseWriter, r *http.Request) {
 		call := access.Call{
 			Face: access.E2B, Pattern: pattern, Token: keyOf(r), Target: r.PathValue("id"), Began: time.Now(),
@@ -130,30 +138,34 @@ func (s *Server) authenticated(pattern string, rt route) http.HandlerFunc {
 			call.Status = status
 			s.cfg.Guard.Record(r, call)
 		})
-		p, err := s.cfg.Guard.Admit(w, r, call.Token, need)
+		p, err := s.admit(w, r, pattern, call.Token)
 		call.Principal = p
 		if err != nil {
-			writeError(w, err)
+			refuse(w, err)
 			return
 		}
 		leave, err := s.cfg.Guard.Enter(w, r, access.E2B, pattern, p.Workspace)
 		if err != nil {
-			writeError(w, err)
+			refuse(w, err)
 			return
 		}
 		defer leave()
 		if err := rt.checkQuery(r.URL.Query()); err != nil {
-			writeError(w, err)
+			refuse(w, err)
 			return
 		}
 		status, body, err := rt.handle(r, p)
 		if err != nil {
-			writeError(w, err)
+			refuse(w, err)
 			return
 		}
-		if page, ok := body.(paged); ok {
-			page.headers(w.Header())
-			body = page.items
+		switch b := body.(type) {
+		case paged:
+			b.headers(w.Header())
+			body = b.items
+		case *download:
+			b.send(w)
+			return
 		}
 		if body == nil {
 			w.WriteHeader(status)
@@ -162,6 +174,19 @@ func (s *Server) authenticated(pattern string, rt route) http.HandlerFunc {
 		writeJSON(w, status, body)
 	}
 }
+
+// admit admits the caller with a key. Requests for the content of a volume may have its token in place of a key.
+func (s *Server) admit(w http.ResponseWriter, r *http.Request, pattern, token string) (auth.Principal, error) {
+	need, _ := access.NeedOf(access.E2B, pattern) // handle refuses a route without one
+	if strings.HasPrefix(token, volumeTokenPrefix) && isContent(pattern) {
+		key, err := s.keyOfVolumeToken(token, r.PathValue("id"))
+		return s.cfg.Guard.AdmitFor(w, r, key, err, need)
+	}
+	return s.cfg.Guard.Admit(w, r, token, need)
+}
+
+// isContent reports whether a pattern is one of the content of volumes.
+func isContent(pattern string) bool { return strings.Contains(pattern, " /volumecontent/") }
 
 // paged is a list whose cursor goes into a header.
 type paged struct {
@@ -236,6 +261,15 @@ func unsupported(what string) handler {
 // writeError sends an error in the protocol's shape. Retry-After must be a whole number: with anything else clients do
 // not retry.
 func writeError(w http.ResponseWriter, err error) {
+	writeErrorAs(w, err, func(status int) any { return status })
+}
+
+// writeContentError is writeError for the content of volumes, whose errors have their status as text.
+func writeContentError(w http.ResponseWriter, err error) {
+	writeErrorAs(w, err, func(status int) any { return strconv.Itoa(status) })
+}
+
+func writeErrorAs(w http.ResponseWriter, err error, code func(status int) any) {
 	e := api.AsError(err)
 	status := e.Code.Info().Status
 	if e.Code == api.WrongState {
@@ -244,7 +278,7 @@ func writeError(w http.ResponseWriter, err error) {
 	if status == http.StatusTooManyRequests && w.Header().Get("Retry-After") == "" {
 		w.Header().Set("Retry-After", "1")
 	}
-	writeJSON(w, status, map[string]any{"code": status, "message": e.Message, "error_code": string(e.Code)})
+	writeJSON(w, status, map[string]any{"code": code(status), "message": e.Message, "error_code": string(e.Code)})
 }
 
 func writeJSON(w http.ResponseWriter, status int, body any) {

@@ -20,7 +20,9 @@ type route struct {
 
 func (s *Server) routes() error {
 	all := s.handle("GET /health", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })
-	for _, part := range []map[string]route{s.sandboxRoutes(), s.templateRoutes(), unsupportedRoutes()} {
+	for _, part := range []map[string]route{
+		s.sandboxRoutes(), s.templateRoutes(), s.volumeRoutes(), unsupportedRoutes(),
+	} {
 		for pattern, rt := range part {
 			all = errors.Join(all, s.handle(pattern, s.authenticated(pattern, rt)))
 		}
@@ -77,13 +79,6 @@ func (s *Server) templateRoutes() map[string]route {
 // unsupportedPatterns are the paths of the protocol that this server does not implement, by what they are about. The
 // error names that, so that clients do not take it for a wrong address.
 var unsupportedPatterns = map[string][]string{
-	"volumes": {
-		"GET /volumes",
-		"POST /volumes",
-		"GET /volumes/{id}",
-		"DELETE /volumes/{id}",
-		"/volumecontent/",
-	},
 	"secrets": {
 		"GET /secrets",
 		"POST /secrets",

@@ -32,9 +32,15 @@ type newSandbox struct {
 	Internet        *bool       `json:"allow_internet_access"`
 	Network         *network    `json:"network"`
 	// Fields that this server does not support: they must be empty.
-	MCP          json.RawMessage `json:"mcp"`
-	IAM          json.RawMessage `json:"iam"`
-	VolumeMounts json.RawMessage `json:"volumeMounts"`
+	MCP json.RawMessage `json:"mcp"`
+	IAM json.RawMessage `json:"iam"`
+
+	VolumeMounts []volumeMount `json:"volumeMounts"`
+}
+
+type volumeMount struct {
+	Name string `json:"name"`
+	Path string `json:"path"`
 }
 
 type autoResume struct {
@@ -59,7 +65,7 @@ func isEmptyJSON(field json.RawMessage) bool {
 }
 
 func (n *newSandbox) check() error {
-	for name, field := range map[string]json.RawMessage{"mcp": n.MCP, "iam": n.IAM, "volumeMounts": n.VolumeMounts} {
+	for name, field := range map[string]json.RawMessage{"mcp": n.MCP, "iam": n.IAM} {
 		if !isEmptyJSON(field) {
 			return api.Errorf(api.Unsupported, "%s is not supported by this server: leave it out", name).
 				With("field", name)
@@ -75,7 +81,7 @@ func (n *newSandbox) check() error {
 				"leave autoResume out",
 		)
 	}
-	return nil
+	return n.checkMounts()
 }
 
 func parseTimeout(given *int64, fallback int64) (int64, error) {
@@ -126,6 +132,7 @@ func (s *Server) create(r *http.Request, p auth.Principal, fallback int64, secur
 	req := api.CreateRequest{
 		TTLSeconds: &never, TimeoutSeconds: timeout, Metadata: withMarkers(n.Metadata, marks), Env: n.EnvVars,
 		Network:  policy,
+		Volumes:  n.mounts(),
 		Injected: injected(n.TemplateID),
 	}
 	if n.AutoPause != nil && *n.AutoPause {
@@ -270,6 +277,8 @@ type sandboxInfo struct {
 	DiskSizeMB  int               `json:"diskSizeMB"`
 	Metadata    map[string]string `json:"metadata"`
 	EnvdVersion string            `json:"envdVersion"`
+
+	VolumeMounts []volumeMount `json:"volumeMounts,omitempty"`
 	// Only in the response for one sandbox.
 	EnvdAccessToken string           `json:"envdAccessToken,omitempty"`
 	Domain          string           `json:"domain,omitempty"`
@@ -293,6 +302,9 @@ func (s *Server) sandboxInfo(b api.Sandbox) sandboxInfo {
 			never,
 		), State: newState(b.Status), CPUCount: b.CPU, MemoryMB: b.MemoryMB, DiskSizeMB: b.DiskMB,
 		Metadata: map[string]string{}, EnvdVersion: s.cfg.AgentVersion,
+	}
+	for _, v := range b.Volumes {
+		l.VolumeMounts = append(l.VolumeMounts, volumeMount{v.Name, v.MountPath})
 	}
 	if b.ExpiresAt != nil {
 		l.EndAt = *b.ExpiresAt

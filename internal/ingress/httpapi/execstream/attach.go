@@ -9,6 +9,7 @@ import (
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
 	"github.com/pandastack/pandastack/internal/contract/guestexec"
+	"github.com/pandastack/pandastack/internal/control/sandbox/hosterror"
 )
 
 // Process returns the description of a process for clients.
@@ -124,10 +125,10 @@ func AttachSSE(
 		Output: f.send,
 	})
 	if f.sse == nil {
-		return GuestError(err, "process")
+		return hosterror.OfGuest(err, "process")
 	}
 	if err != nil { // incomplete characters are sent to the client if it resumes
-		_ = f.sse.Event("error", api.AsError(GuestError(err, "process"))) // the client may be gone
+		_ = f.sse.Event("error", api.AsError(hosterror.OfGuest(err, "process"))) // the client may be gone
 		return nil
 	}
 	f.flush()

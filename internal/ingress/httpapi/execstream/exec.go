@@ -10,6 +10,7 @@ import (
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
 	"github.com/pandastack/pandastack/internal/contract/guestexec"
+	"github.com/pandastack/pandastack/internal/control/sandbox/hosterror"
 	"github.com/pandastack/pandastack/internal/lib/budget"
 )
 
@@ -38,7 +39,7 @@ const minOutput = 64 << 10
 func Exec(ctx context.Context, g guestapi.Guest, req api.ExecRequest) (api.ExecResult, error) {
 	memory := budget.FromContext(ctx)
 	if err := memory.Take(minOutput); err != nil {
-		return api.ExecResult{}, GuestError(err, "command")
+		return api.ExecResult{}, hosterror.OfGuest(err, "command")
 	}
 	memory.Give(minOutput)
 	limit := guestexec.Limit{Bytes: api.MaxOutput, Pay: memory.Take}
@@ -75,21 +76,21 @@ func Background(ctx context.Context, g guestapi.Guest, req api.ExecRequest) (api
 	defer cancel()
 	p, err := g.Start(starting, Spec(req))
 	if err != nil {
-		return api.ExecResult{}, GuestError(err, "command")
+		return api.ExecResult{}, hosterror.OfGuest(err, "command")
 	}
 	res := api.ExecResult{PID: p.PID()}
 	if req.Stdin != nil {
 		if _, err := io.WriteString(p, *req.Stdin); err != nil {
 			_ = p.Close() // the error of the write is the cause
-			return res, GuestError(err, "stdin")
+			return res, hosterror.OfGuest(err, "stdin")
 		}
 		if err := p.CloseInput(); err != nil {
 			_ = p.Close() // as above
-			return res, GuestError(err, "stdin")
+			return res, hosterror.OfGuest(err, "stdin")
 		}
 	}
 	if err := p.Close(); err != nil {
-		return res, GuestError(err, "command")
+		return res, hosterror.OfGuest(err, "command")
 	}
 	return res, nil
 }
@@ -148,7 +149,7 @@ func execCommand(req api.ExecRequest) guestexec.Command {
 // A command that does not read its input to the end is no error.
 func commandError(st guestexec.Status, err error) error {
 	if err != nil {
-		return GuestError(err, "command")
+		return hosterror.OfGuest(err, "command")
 	}
 	if st.Exit.Error != "" {
 		return api.Errorf(api.Invalid, "command could not be started: %s", st.Exit.Error)

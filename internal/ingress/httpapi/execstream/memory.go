@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 
+	"github.com/pandastack/pandastack/internal/control/sandbox/hosterror"
 	"github.com/pandastack/pandastack/internal/lib/budget"
 )
 
@@ -19,7 +20,7 @@ func WithMemory(ctx context.Context, m *Memory) context.Context { return budget.
 // UnpaidError returns the error for the client if err says that memory was not paid for, else nil.
 func UnpaidError(err error, subject string) error {
 	if refused, ok := errors.AsType[*budget.Error](err); ok {
-		return GuestError(refused, subject)
+		return hosterror.OfGuest(refused, subject)
 	}
 	return nil
 }

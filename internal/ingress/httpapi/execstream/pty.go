@@ -11,6 +11,7 @@ import (
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
 	"github.com/pandastack/pandastack/internal/contract/guestexec"
+	"github.com/pandastack/pandastack/internal/control/sandbox/hosterror"
 )
 
 // shell is the command of a terminal whose client gives none.
@@ -111,7 +112,7 @@ func (t Terminal) Start(ctx context.Context, g guestapi.Guest) (guestapi.Process
 		}
 	}
 	if err != nil {
-		return nil, GuestError(err, "terminal")
+		return nil, hosterror.OfGuest(err, "terminal")
 	}
 	return p, nil
 }
@@ -151,7 +152,7 @@ func (t Terminal) PTY(ctx context.Context, g guestapi.Guest, p guestapi.Process,
 	defer stop()
 	switch {
 	case err != nil:
-		_ = s.send(last, api.AsError(GuestError(err, "terminal"))) // the client may be gone
+		_ = s.send(last, api.AsError(hosterror.OfGuest(err, "terminal"))) // the client may be gone
 	case exit.Error != "":
 		_ = s.send(last, api.Errorf(api.Invalid, "terminal could not be started: %s", exit.Error))
 	case !t.Silent:

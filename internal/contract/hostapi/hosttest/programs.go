@@ -28,6 +28,37 @@ func (s *shell) chmod(args []string) int {
 	return 0
 }
 
+// chown is the program of that name for numbers of users and groups.
+func (s *shell) chown(args []string) int {
+	if len(args) != 3 || args[0] != "-h" {
+		return 1
+	}
+	s.p.g.mu.Lock()
+	defer s.p.g.mu.Unlock()
+	f, ok := s.p.g.files[args[2]]
+	if !ok {
+		return 1
+	}
+	owner := [2]uint32{1000, 1000}
+	if f.owner != nil {
+		owner = *f.owner
+	}
+	user, group, _ := strings.Cut(args[1], ":")
+	for i, text := range []string{user, group} {
+		if text == "" {
+			continue
+		}
+		n, err := strconv.ParseUint(text, 10, 32)
+		if err != nil {
+			return 1
+		}
+		owner[i] = uint32(n)
+	}
+	f.owner = &owner
+	s.p.g.files[args[2]] = f
+	return 0
+}
+
 // tar is the program of that name: it unpacks its input below -C, or packs the regular files below -C.
 func (s *shell) tar(args []string) int {
 	i := slices.Index(args, "-C")

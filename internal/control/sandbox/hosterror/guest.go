@@ -1,4 +1,4 @@
-package execstream
+package hosterror
 
 import (
 	"errors"
@@ -30,10 +30,10 @@ var guestCodes = []struct {
 	{guestapi.ErrLost, api.Unavailable, "; the sandbox ended or was restored meanwhile"},
 }
 
-// GuestError turns an error of a guest about subject, such as a path, into an *api.Error.
+// OfGuest turns an error of a guest about subject, such as a path, into an *api.Error.
 //
 // It returns nil for nil, and an *api.Error unchanged.
-func GuestError(err error, subject string) error {
+func OfGuest(err error, subject string) error {
 	if err == nil {
 		return nil
 	}
