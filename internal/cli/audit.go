@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/client"
 	"github.com/pandastack/pandastack/internal/cli/cmdutil"
 	"github.com/pandastack/pandastack/internal/cli/values"
@@ -79,14 +80,11 @@ func (a *app) auditList() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		return a.Print(list, func(w io.Writer) error {
-			rows := make([][]string, 0, len(list))
-			for _, e := range list {
-				rows = append(rows, []string{
-					e.Time.Format(time.RFC3339), string(e.Workspace), e.Key, e.Remote, e.Action, e.Target, e.Outcome,
-				})
+		head := []string{"TIME", "WORKSPACE", "KEY", "FROM", "ACTION", "TARGET", "OUTCOME"}
+		return cmdutil.PrintTable(a.Factory, list, head, func(e api.AuditEntry) []string {
+			return []string{
+				e.Time.Format(time.RFC3339), string(e.Workspace), e.Key, e.Remote, e.Action, e.Target, e.Outcome,
 			}
-			return cmdutil.Table(w, []string{"TIME", "WORKSPACE", "KEY", "FROM", "ACTION", "TARGET", "OUTCOME"}, rows)
 		})
 	}
 	return c

@@ -116,10 +116,7 @@ func (a *app) startBuild(ctx context.Context, f buildFlags, dir string) error {
 			return err
 		}
 	}
-	return a.Print(b, func(w io.Writer) error {
-		_, err := fmt.Fprintln(w, b.ID)
-		return err
-	})
+	return a.PrintLine(b, string(b.ID))
 }
 
 func buildArgs(list []string) (map[string]string, error) {
@@ -332,7 +329,7 @@ func (a *app) templateCancel() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return a.Print(b, func(w io.Writer) error { _, err := fmt.Fprintln(w, b.ID); return err })
+			return a.PrintLine(b, string(b.ID))
 		},
 	}
 }
@@ -354,7 +351,7 @@ func (a *app) templateRetry() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return a.Print(b, func(w io.Writer) error { _, err := fmt.Fprintln(w, b.ID); return err })
+			return a.PrintLine(b, string(b.ID))
 		},
 	}
 }
@@ -401,7 +398,7 @@ func (a *app) templateTag() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		return a.Print(t, func(w io.Writer) error { _, err := fmt.Fprintln(w, t.Version); return err })
+		return a.PrintLine(t, string(t.Version))
 	}
 	return c
 }

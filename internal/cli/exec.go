@@ -77,10 +77,7 @@ func (a *app) sandboxExec() *cobra.Command {
 const noMemory = "pandastack: the command was killed: the sandbox is out of memory\n"
 
 func (a *app) ended(res api.ExecResult) error {
-	err := a.Print(res, func(w io.Writer) error {
-		_, err := fmt.Fprintln(w, res.PID)
-		return err
-	})
+	err := a.PrintLine(res, fmt.Sprint(res.PID))
 	if err != nil {
 		return err
 	}

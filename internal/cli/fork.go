@@ -135,10 +135,7 @@ func (a *app) sandboxSnapshot() *cobra.Command {
 			return err
 		}
 		a.Statusf("%s of %s; it was paused for %d ms", cmdutil.Size(s.SizeBytes), id, s.PauseMS)
-		return a.Print(s, func(w io.Writer) error {
-			_, err := fmt.Fprintln(w, s.ID)
-			return err
-		})
+		return a.PrintLine(s, string(s.ID))
 	}
 	return c
 }

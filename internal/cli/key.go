@@ -3,8 +3,6 @@ package cli
 import (
 	"context"
 	"errors"
-	"fmt"
-	"io"
 	"strings"
 	"time"
 
@@ -75,10 +73,7 @@ func (a *app) keyCreate() *cobra.Command {
 }
 
 func (a *app) printToken(k api.TokenCreated) error {
-	return a.Print(k, func(w io.Writer) error {
-		_, err := fmt.Fprintln(w, k.Token)
-		return err
-	})
+	return a.PrintLine(k, k.Token)
 }
 
 func (a *app) createKey(ctx context.Context, req api.TokenRequest, offline, save bool) (api.TokenCreated, error) {

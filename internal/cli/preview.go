@@ -49,10 +49,7 @@ func (a *app) previewCreate() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		return a.Print(p, func(w io.Writer) error {
-			_, err := fmt.Fprintln(w, p.HostURL)
-			return err
-		})
+		return a.PrintLine(p, p.HostURL)
 	}
 	return c
 }

@@ -111,10 +111,7 @@ func (a *app) sandboxCreate() *cobra.Command {
 			return err
 		}
 		a.Statusf("%s is running from template %s (%s, %d ms)", sb.ID, sb.Template, sb.BootMode, sb.BootMS)
-		return a.Print(sb, func(w io.Writer) error {
-			_, err := fmt.Fprintln(w, sb.ID)
-			return err
-		})
+		return a.PrintLine(sb, string(sb.ID))
 	}
 	return c
 }

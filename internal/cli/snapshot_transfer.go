@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"fmt"
 	"io"
 
 	"github.com/spf13/cobra"
@@ -81,8 +80,5 @@ func (a *app) snapshotPull() *cobra.Command {
 
 // printTransfer prints the result of a transfer: the id, for scripts.
 func (a *app) printTransfer(m api.TransferResult) error {
-	return a.Print(m, func(w io.Writer) error {
-		_, err := fmt.Fprintln(w, m.Snapshot.ID)
-		return err
-	})
+	return a.PrintLine(m, string(m.Snapshot.ID))
 }

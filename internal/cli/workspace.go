@@ -43,10 +43,7 @@ func (a *app) workspaceCreate() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		return a.Print(made, func(w io.Writer) error {
-			_, err := fmt.Fprintln(w, made.Token)
-			return err
-		})
+		return a.PrintLine(made, made.Token)
 	}
 	return c
 }

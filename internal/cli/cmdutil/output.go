@@ -65,15 +65,28 @@ func ListCommand[T any](
 		if err != nil {
 			return err
 		}
-		return f.Print(list, func(w io.Writer) error {
-			rows := make([][]string, 0, len(list))
-			for _, one := range list {
-				rows = append(rows, row(one))
-			}
-			return Table(w, head, rows)
-		})
+		return PrintTable(f, list, head, row)
 	}
 	return c
+}
+
+// PrintTable prints a list: as JSON with --json, else a table that row formats one element of, below head.
+func PrintTable[T any](f *Factory, list []T, head []string, row func(T) []string) error {
+	return f.Print(list, func(w io.Writer) error {
+		rows := make([][]string, 0, len(list))
+		for _, one := range list {
+			rows = append(rows, row(one))
+		}
+		return Table(w, head, rows)
+	})
+}
+
+// PrintLine prints v as JSON with --json, and a line of text otherwise.
+func (f *Factory) PrintLine(v any, line string) error {
+	return f.Print(v, func(w io.Writer) error {
+		_, err := fmt.Fprintln(w, line)
+		return err
+	})
 }
 
 // Table writes aligned rows below a header.

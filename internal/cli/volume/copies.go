@@ -2,7 +2,6 @@ package volume
 
 import (
 	"context"
-	"io"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -25,10 +24,7 @@ func snapshot(f *cmdutil.Factory) *cobra.Command {
 		if err != nil {
 			return err
 		}
-		return f.Print(s, func(w io.Writer) error {
-			_, err := io.WriteString(w, string(s.ID)+"\n")
-			return err
-		})
+		return f.PrintLine(s, string(s.ID))
 	})
 }
 
@@ -39,13 +35,10 @@ func snapshots(f *cmdutil.Factory) *cobra.Command {
 		if err != nil {
 			return err
 		}
-		return f.Print(all, func(w io.Writer) error {
-			rows, now := make([][]string, 0, len(all)), time.Now()
-			for _, s := range all {
-				size := cmdutil.Size(int64(s.SizeMB) << 20)
-				rows = append(rows, []string{string(s.ID), s.Name, size, cmdutil.Age(s.CreatedAt, now)})
-			}
-			return cmdutil.Table(w, []string{"ID", "NAME", "SIZE", "AGE"}, rows)
+		head := []string{"ID", "NAME", "SIZE", "AGE"}
+		return cmdutil.PrintTable(f, all, head, func(s api.VolumeSnapshot) []string {
+			size := cmdutil.Size(int64(s.SizeMB) << 20)
+			return []string{string(s.ID), s.Name, size, cmdutil.Age(s.CreatedAt, time.Now())}
 		})
 	})
 }
@@ -88,10 +81,7 @@ func backup(f *cmdutil.Factory) *cobra.Command {
 		if err != nil {
 			return err
 		}
-		return f.Print(b, func(w io.Writer) error {
-			_, err := io.WriteString(w, string(b.ID)+"\n")
-			return err
-		})
+		return f.PrintLine(b, string(b.ID))
 	})
 }
 
@@ -113,15 +103,12 @@ func backups(f *cmdutil.Factory) *cobra.Command {
 		if err != nil {
 			return err
 		}
-		return f.Print(all, func(w io.Writer) error {
-			rows, now := make([][]string, 0, len(all)), time.Now()
-			for _, b := range all {
-				rows = append(rows, []string{
-					string(b.ID), b.VolumeName, b.Status, b.Reason, cmdutil.Size(b.StoredBytes),
-					cmdutil.Age(b.Moment, now), b.Error,
-				})
+		head := []string{"ID", "VOLUME", "STATUS", "REASON", "STORED", "AGE", "ERROR"}
+		return cmdutil.PrintTable(f, all, head, func(b api.VolumeBackup) []string {
+			return []string{
+				string(b.ID), b.VolumeName, b.Status, b.Reason, cmdutil.Size(b.StoredBytes),
+				cmdutil.Age(b.Moment, time.Now()), b.Error,
 			}
-			return cmdutil.Table(w, []string{"ID", "VOLUME", "STATUS", "REASON", "STORED", "AGE", "ERROR"}, rows)
 		})
 	})
 }

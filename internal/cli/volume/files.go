@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/client"
 	"github.com/pandastack/pandastack/internal/cli/cmdutil"
 )
@@ -41,18 +42,13 @@ func listFiles(f *cmdutil.Factory) *cobra.Command {
 		if err != nil {
 			return err
 		}
-		return f.Print(all, func(w io.Writer) error {
-			rows, now := make([][]string, 0, len(all)), time.Now()
-			for _, e := range all {
-				name := e.Name
-				if e.IsDir {
-					name += "/"
-				}
-				rows = append(rows, []string{
-					e.Mode, e.Permissions, e.User, cmdutil.Size(e.Size), cmdutil.Age(time.Unix(e.MTime, 0), now), name,
-				})
+		head := []string{"TYPE", "MODE", "USER", "SIZE", "AGE", "NAME"}
+		return cmdutil.PrintTable(f, all, head, func(e api.FileEntry) []string {
+			name, age := e.Name, cmdutil.Age(time.Unix(e.MTime, 0), time.Now())
+			if e.IsDir {
+				name += "/"
 			}
-			return cmdutil.Table(w, []string{"TYPE", "MODE", "USER", "SIZE", "AGE", "NAME"}, rows)
+			return []string{e.Mode, e.Permissions, e.User, cmdutil.Size(e.Size), age, name}
 		})
 	})
 }

@@ -48,10 +48,7 @@ func changed(f *cmdutil.Factory, v api.Volume, err error) error {
 	if err != nil {
 		return err
 	}
-	return f.Print(v, func(w io.Writer) error {
-		_, err := fmt.Fprintf(w, "%s\t%s\t%s\n", v.ID, v.Name, cmdutil.Size(v.SizeBytes))
-		return err
-	})
+	return f.PrintLine(v, fmt.Sprintf("%s\t%s\t%s", v.ID, v.Name, cmdutil.Size(v.SizeBytes)))
 }
 
 func create(f *cmdutil.Factory) *cobra.Command {
@@ -217,10 +214,7 @@ func attach(f *cmdutil.Factory) *cobra.Command {
 		if err != nil {
 			return err
 		}
-		return f.Print(s, func(w io.Writer) error {
-			_, err := fmt.Fprintf(w, "%s at %s of %s\n", req.Name, req.Where(), s.ID)
-			return err
-		})
+		return f.PrintLine(s, fmt.Sprintf("%s at %s of %s", req.Name, req.Where(), s.ID))
 	})
 }
 

@@ -6,10 +6,7 @@ import (
 	"io"
 	"log/slog"
 	"maps"
-	"os"
-	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -22,6 +19,7 @@ import (
 	"github.com/pandastack/pandastack/internal/control/sandbox"
 	"github.com/pandastack/pandastack/internal/control/sandbox/activity"
 	"github.com/pandastack/pandastack/internal/control/store"
+	"github.com/pandastack/pandastack/internal/control/store/storetest"
 	"github.com/pandastack/pandastack/internal/control/template"
 )
 
@@ -44,35 +42,9 @@ var (
 	bob   = auth.Principal{Workspace: "bob", KeyPrefix: "pds_b0b00000"}
 )
 
-// empty is a store that nothing was written to: to make one takes most of a short test's time.
-var empty = sync.OnceValues(func() ([]byte, error) {
-	dir, err := os.MkdirTemp("", "sandbox-test")
-	if err != nil {
-		return nil, err
-	}
-	defer os.RemoveAll(dir)
-	path := filepath.Join(dir, "control.db")
-	db, err := store.Open(context.Background(), store.Config{DSN: path})
-	if err != nil {
-		return nil, err
-	}
-	if err := db.Close(); err != nil {
-		return nil, err
-	}
-	return os.ReadFile(path)
-})
-
 func newFixture(t *testing.T, change ...func(*sandbox.Config)) *fixture {
 	t.Helper()
-	data, err := empty()
-	if err != nil {
-		t.Fatal(err)
-	}
-	path := filepath.Join(t.TempDir(), "control.db")
-	if err := os.WriteFile(path, data, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	return newFixtureOn(t, path, change...)
+	return newFixtureOn(t, storetest.Empty(t), change...)
 }
 
 // newFixtureOn returns a fixture over a store of any engine.

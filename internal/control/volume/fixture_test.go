@@ -4,10 +4,7 @@ import (
 	"context"
 	"io"
 	"log/slog"
-	"os"
-	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -20,6 +17,7 @@ import (
 	"github.com/pandastack/pandastack/internal/control/quota"
 	"github.com/pandastack/pandastack/internal/control/sandbox"
 	"github.com/pandastack/pandastack/internal/control/store"
+	"github.com/pandastack/pandastack/internal/control/store/storetest"
 	"github.com/pandastack/pandastack/internal/control/template"
 	"github.com/pandastack/pandastack/internal/control/volume"
 	"github.com/pandastack/pandastack/internal/control/volume/helper"
@@ -46,31 +44,10 @@ type fixture struct {
 	jobs    *job.Queue
 }
 
-// empty is a store that nothing was written to: to make one takes most of a short test's time.
-var empty = sync.OnceValues(func() ([]byte, error) {
-	dir, err := os.MkdirTemp("", "volume-test")
-	if err != nil {
-		return nil, err
-	}
-	defer os.RemoveAll(dir)
-	path := filepath.Join(dir, "control.db")
-	db, err := store.Open(context.Background(), store.Config{DSN: path})
-	if err != nil {
-		return nil, err
-	}
-	if err := db.Close(); err != nil {
-		return nil, err
-	}
-	return os.ReadFile(path)
-})
-
 func newFixture(t *testing.T, change ...func(*fixture)) *fixture {
 	t.Helper()
-	w := &fixture{t: t, host: hosttest.New(), path: filepath.Join(t.TempDir(), "control.db"),
+	w := &fixture{t: t, host: hosttest.New(), path: storetest.Empty(t),
 		cfg: volume.Config{OrphanGrace: 1}}
-	data, err := empty()
-	w.must(err)
-	w.must(os.WriteFile(w.path, data, 0o600))
 	w.host.AddTemplate(hostapi.Template{Name: "mini", VCPUs: 1, MemoryMiB: 256, DiskMiB: 1024, Baked: true,
 		Hidden: true})
 	hosttest.ShareObjects(w.host)

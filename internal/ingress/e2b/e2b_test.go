@@ -9,7 +9,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/url"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -24,6 +23,7 @@ import (
 	"github.com/pandastack/pandastack/internal/control/quota"
 	"github.com/pandastack/pandastack/internal/control/sandbox"
 	"github.com/pandastack/pandastack/internal/control/store"
+	"github.com/pandastack/pandastack/internal/control/store/storetest"
 	"github.com/pandastack/pandastack/internal/control/template"
 	"github.com/pandastack/pandastack/internal/control/volume"
 	"github.com/pandastack/pandastack/internal/control/volume/helper"
@@ -58,7 +58,7 @@ func newFixture(t *testing.T, change ...func(*e2b.Config, *auth.Keys)) *fixture 
 	host := hosttest.New()
 	t.Cleanup(host.Close)
 	host.AddTemplate(hostapi.Template{Name: "mini", VCPUs: 1, MemoryMiB: 256, DiskMiB: 1024, Baked: true, Hidden: true})
-	db, err := store.Open(t.Context(), store.Config{DSN: filepath.Join(t.TempDir(), "control.db")})
+	db, err := store.Open(t.Context(), store.Config{DSN: storetest.Empty(t)})
 	if err != nil {
 		t.Fatal(err)
 	}
