@@ -17,6 +17,7 @@ from pandastack.exceptions import (
     BadRequestError,
     CommandFailed,
     NotFoundError,
+    PandastackError,
     SandboxTimeout,
     TemplateBuildError,
 )
