@@ -140,7 +140,7 @@ type Backup struct {
 
 // BackupResult is the result of a backup.
 type BackupResult struct {
-	Moment   time.Time // whose content it has
+	Moment   time.Time // whose content it has, in whole microseconds
 	SizeMiB  int       // of the volume
 	Bytes    int64     // of content that was not in the store, before compression
 	Uploaded int64     // bytes sent to the store

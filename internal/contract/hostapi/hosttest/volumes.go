@@ -415,7 +415,8 @@ func (h *Host) BackupVolume(
 			return nil
 		}
 		b := backup{files: h.volumeFiles(v)}
-		out = hostapi.BackupResult{Moment: time.Now(), SizeMiB: v.SizeMiB, Took: time.Millisecond}
+		moment := time.Now().Truncate(time.Microsecond)
+		out = hostapi.BackupResult{Moment: moment, SizeMiB: v.SizeMiB, Took: time.Millisecond}
 		for _, f := range b.files {
 			out.Stored += int64(len(f.data))
 		}

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
@@ -381,7 +382,7 @@ func (s *suite) backup() {
 	s.put(a, "one")
 	got, err := s.Host.BackupVolume(ctx, "wsp", id, "bkp1", map[string]string{"a": "b"})
 	s.must(err)
-	if got.SizeMiB != sizeMiB || got.Moment.IsZero() {
+	if got.SizeMiB != sizeMiB || got.Moment.IsZero() || !got.Moment.Equal(got.Moment.Truncate(time.Microsecond)) {
 		s.Errorf("got backup %+v", got)
 	}
 	all, err := s.Host.Backups(ctx, "wsp")

@@ -106,7 +106,7 @@ func (r *Repository) Backup(ctx context.Context, workspace string, id hostapi.Vo
 	case !errors.Is(err, chunkstore.ErrNotFound):
 		return out, err
 	}
-	moment := began.UTC()
+	moment := began.UTC().Truncate(time.Microsecond) // as databases of nodes keep it
 	path, of, remove, err := r.cfg.Copy(ctx, id)
 	if err != nil {
 		return out, err
