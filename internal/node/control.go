@@ -20,6 +20,7 @@ import (
 	"github.com/pandastack/pandastack/internal/control/audit"
 	"github.com/pandastack/pandastack/internal/control/auth"
 	"github.com/pandastack/pandastack/internal/control/build"
+	"github.com/pandastack/pandastack/internal/control/database"
 	"github.com/pandastack/pandastack/internal/control/job"
 	"github.com/pandastack/pandastack/internal/control/metricshistory"
 	"github.com/pandastack/pandastack/internal/control/preview"
@@ -34,110 +35,149 @@ import (
 	"github.com/pandastack/pandastack/internal/ingress/e2b"
 	"github.com/pandastack/pandastack/internal/ingress/e2b/envd"
 	"github.com/pandastack/pandastack/internal/ingress/httpapi"
+	"github.com/pandastack/pandastack/internal/ingress/pgedge"
 	"github.com/pandastack/pandastack/internal/ingress/proxy"
 	"github.com/pandastack/pandastack/internal/ingress/repl"
 	"github.com/pandastack/pandastack/internal/lib/durable"
 )
 
-// control creates the control plane of a host and the handler of its APIs. first is the first API key of a new node.
-func (n *node) control(ctx context.Context, host hostapi.Host) (handler http.Handler, first string, err error) {
+// control creates the control plane of a host, the handler of its APIs, and the edge of its databases, which is nil if
+// there are none. first is the first API key of a new node.
+func (n *node) control(
+	ctx context.Context,
+	host hostapi.Host,
+) (handler http.Handler, edge *pgedge.Server, first string, err error) {
 	secret, err := n.secret()
 	if err != nil {
-		return nil, "", err
+		return nil, nil, "", err
 	}
-	db, err := store.Open(ctx, store.Config{
-		DSN: n.path("control.db"), Key: derive(secret, "store"), MakeSpace: n.makeSpace,
-	})
+	db, err := n.openStore(ctx, secret)
 	if err != nil {
-		return nil, "", fmt.Errorf("control plane: %w", err)
+		return nil, nil, "", err
 	}
-	n.undo.Push("close database", func(context.Context) error { return db.Close() })
 	keys, err := auth.New(db, n.Log)
 	if err != nil {
-		return nil, "", err
+		return nil, nil, "", err
 	}
 	aliases, err := n.aliases()
 	if err != nil {
-		return nil, "", err
+		return nil, nil, "", err
 	}
 	registry, observe, err := n.metrics(host)
 	if err != nil {
-		return nil, "", err
+		return nil, nil, "", err
 	}
 	quotas, err := n.quotas(db, registry)
 	if err != nil {
-		return nil, "", err
+		return nil, nil, "", err
 	}
 	templates, err := template.New(host, db, aliases, quotas)
 	if err != nil {
-		return nil, "", err
+		return nil, nil, "", err
 	}
 	helpers, err := n.helpers(db, host)
 	if err != nil {
-		return nil, "", err
+		return nil, nil, "", err
 	}
 	boxes, err := sandbox.New(n.sandboxConfig(), sandbox.Deps{
 		Store: db, Host: host, Templates: templates, Quotas: quotas, Volumes: helpers, Observe: observe, Log: n.Log,
 		Budgets: n.shares.guests(),
 	})
 	if err != nil {
-		return nil, "", err
+		return nil, nil, "", err
 	}
 	jobs, err := job.New(job.Config{Exclusive: !db.Shared()}, db, n.Log)
 	if err != nil {
-		return nil, "", err
+		return nil, nil, "", err
 	}
 	volumes, err := n.volumes(volume.Deps{
 		Store: db, Host: host, Sandboxes: boxes, Helpers: helpers, Jobs: jobs, Quotas: quotas, Log: n.Log,
 	})
 	if err != nil {
-		return nil, "", err
+		return nil, nil, "", err
 	}
 	builds, err := n.builds(ctx, build.Deps{
 		Store: db, Jobs: jobs, Host: host, Templates: templates, Sandboxes: boxes, Quotas: quotas, Log: n.Log,
 	})
 	if err != nil {
-		return nil, "", err
+		return nil, nil, "", err
 	}
 	workspaces, err := workspace.New(workspace.Deps{
 		Store: db, Quotas: quotas, Keys: keys, Sandboxes: boxes, Builds: builds, Log: n.Log,
 	})
 	if err != nil {
-		return nil, "", err
+		return nil, nil, "", err
 	}
 	log, err := n.auditLog(db, registry)
 	if err != nil {
-		return nil, "", err
+		return nil, nil, "", err
 	}
 	previews, err := preview.New(db, n.Log)
 	if err != nil {
-		return nil, "", err
+		return nil, nil, "", err
 	}
 	past := metricshistory.New(boxes)
+	dbs, err := n.databases(database.Deps{
+		Store: db, Sandboxes: boxes, Volumes: volumes, Templates: templates, Quotas: quotas, Log: n.Log,
+	}, log, secret)
+	if err != nil {
+		return nil, nil, "", err
+	}
 	handler, err = n.handler(services{
 		boxes, volumes, templates, builds, workspaces, workspace.Keys{Keys: keys, Quotas: quotas}, previews,
-		log, past, registry, secret,
+		log, past, dbs, registry, secret,
 	})
 	if err != nil {
-		return nil, "", err
+		return nil, nil, "", err
 	}
+	first, err = n.begin(ctx, keys, boxes, []loop{
+		{"audit log", log.Run}, {"keys", keys.Run}, {"sandboxes", boxes.Run}, {"files of volumes", helpers.Run},
+		{"volumes", volumes.Run}, {"jobs", jobs.Run}, {"builds", builds.Run}, {"history", past.Run},
+	})
+	if err != nil {
+		return nil, nil, "", err
+	}
+	dbs.run(ctx, n)
+	return handler, dbs.edge, first, nil
+}
+
+// loop is the main loop of a component.
+type loop struct {
+	name string
+	run  func(context.Context) error
+}
+
+// begin runs the components of the control plane. first is the first API key of a new node.
+func (n *node) begin(
+	ctx context.Context,
+	keys *auth.Keys,
+	boxes *sandbox.Service,
+	loops []loop,
+) (first string, err error) {
 	if first, err = keys.CreateFirst(ctx); err != nil {
-		return nil, "", fmt.Errorf("first key: %w", err)
+		return "", fmt.Errorf("first key: %w", err)
 	}
 	// The control plane must know before the first request which machines the host adopted, and which ones the
 	// previous node hibernated when it stopped.
 	if err := boxes.Reconcile(ctx); err != nil {
-		return nil, "", fmt.Errorf("reconcile sandboxes with the host: %w", err)
+		return "", fmt.Errorf("reconcile sandboxes with the host: %w", err)
 	}
-	n.run(ctx, "audit log", log.Run)
-	n.run(ctx, "keys", keys.Run)
-	n.run(ctx, "sandboxes", boxes.Run)
-	n.run(ctx, "files of volumes", helpers.Run)
-	n.run(ctx, "volumes", volumes.Run)
-	n.run(ctx, "jobs", jobs.Run)
-	n.run(ctx, "builds", builds.Run)
-	n.run(ctx, "history", past.Run)
-	return handler, first, nil
+	for _, l := range loops {
+		n.run(ctx, l.name, l.run)
+	}
+	return first, nil
+}
+
+// openStore opens the store of the control plane until the node stops.
+func (n *node) openStore(ctx context.Context, secret []byte) (*store.DB, error) {
+	db, err := store.Open(ctx, store.Config{
+		DSN: n.path("control.db"), Key: derive(secret, "store"), MakeSpace: n.makeSpace,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("control plane: %w", err)
+	}
+	n.undo.Push("close database", func(context.Context) error { return db.Close() })
+	return db, nil
 }
 
 // auditLog creates the audit log, with a metric of what it has dropped.
@@ -185,6 +225,7 @@ type services struct {
 	previews   *preview.Previews
 	log        *audit.Log
 	history    *metricshistory.History
+	databases  databases
 	registry   *prometheus.Registry
 	secret     []byte
 }
@@ -243,6 +284,7 @@ func (n *node) handler(f services) (http.Handler, error) {
 		httpapi.Deps{
 			Sandboxes:    f.sandboxes,
 			Volumes:      f.volumes,
+			Databases:    f.databases.api(),
 			Templates:    f.templates,
 			Builds:       f.builds,
 			Workspaces:   f.workspaces,
@@ -266,7 +308,7 @@ func (n *node) handler(f services) (http.Handler, error) {
 		return nil, err
 	}
 	proxies := access.Proxies{Networks: networks, Header: n.Config.TrustedProxies.Header}
-	limited := proxy.LimitHeaders(ports.Middleware(e2bAPI.Middleware(v1)))
+	limited := proxy.LimitHeaders(f.databases.middleware(ports.Middleware(e2bAPI.Middleware(v1))))
 	return bodyrate.Handler(proxies.Middleware(limited)), nil
 }
 

@@ -27,7 +27,7 @@ func TestRatesOfPorts(t *testing.T) {
 				t.Error(err)
 			}
 		})
-		handler, _, err := n.control(t.Context(), host)
+		handler, _, _, err := n.control(t.Context(), host)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -58,7 +58,7 @@ func TestServe(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	handler, key, err := n.control(t.Context(), host)
+	handler, _, key, err := n.control(t.Context(), host)
 	if err != nil {
 		t.Fatal(err)
 	}

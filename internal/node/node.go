@@ -10,10 +10,13 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -64,7 +67,10 @@ type node struct {
 	budgets []*budget.Pool   // all shares of the node, for metrics
 	ballast *ballast.Ballast // of the data directory
 
-	fail context.CancelCauseFunc // stops the node with an error
+	apiURL string                  // base of the API's URLs
+	cert   certificate             // of everything that is served over TLS
+	pg     net.Listener            // of databases; nil: there are none
+	fail   context.CancelCauseFunc // stops the node with an error
 }
 
 // Up runs a node until ctx ends or a component fails. It returns after all components have stopped, with the error of
@@ -145,14 +151,23 @@ func (n *node) start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if n.pg, err = n.listenDatabases(ctx); err != nil {
+		return err
+	}
+	n.apiURL = cmp.Or(strings.TrimSuffix(n.Config.PublicURL, "/"), n.url(plain))
 	if err := n.openDataDir(ctx); err != nil {
 		return err
+	}
+	if secure != nil || n.pg != nil {
+		if n.cert, err = n.certificate(secure, n.pg); err != nil {
+			return err
+		}
 	}
 	host, err := n.host(ctx)
 	if err != nil {
 		return err
 	}
-	handler, first, err := n.control(ctx, host)
+	handler, edge, first, err := n.control(ctx, host)
 	if err != nil {
 		return err
 	}
@@ -165,6 +180,9 @@ func (n *node) start(ctx context.Context) error {
 	})
 	n.run(ctx, "host agent", host.Run)
 	ready := Ready{URL: n.url(plain), FirstKey: first}
+	if edge != nil {
+		n.run(ctx, "connections to databases", func(ctx context.Context) error { return edge.Serve(ctx, n.pg) })
+	}
 	if secure != nil {
 		if ready.TLSURL, ready.CAFile, err = n.serveTLS(ctx, secure, handler); err != nil {
 			return err

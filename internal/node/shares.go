@@ -24,6 +24,7 @@ type shares struct {
 	streams     *budget.Pool // requests and connections to guests
 	watchers    *budget.Pool // watchers that clients poll
 	connections *budget.Pool // to the API, by address
+	databases   *budget.Pool // buffers of connections to databases
 }
 
 // Parts of the budgets that settings do not change.
@@ -56,6 +57,9 @@ func newShares(c config.Capacity, memory int64) shares {
 		connections: budget.New(budget.Config{
 			Name: "connections", Total: int64(c.Connections), Levels: []budget.Level{{Name: "address"}},
 		}),
+		databases: budget.New(budget.Config{
+			Name: "buffers of databases", Total: buffers / 2, Levels: []budget.Level{{Name: "database"}},
+		}),
 	}
 }
 
@@ -66,7 +70,7 @@ func (b shares) guests() activity.Budgets {
 
 // all returns the budgets for metrics.
 func (b shares) all() budget.Collector {
-	return budget.Collector{b.memory, b.streams, b.watchers, b.connections}
+	return budget.Collector{b.memory, b.streams, b.watchers, b.connections, b.databases}
 }
 
 const minNodeMemory = 256 << 20
