@@ -79,7 +79,7 @@ type Plan struct {
 	Base   archive.Base
 	// Stop is the position before which the recovery ends; 0 is the end of the log.
 	Stop wal.LSN
-	// End is the end of the log that the plan uses.
+	// End is the end of the log that the plan uses. What the archive gets later is not restored.
 	End wal.LSN
 
 	a         *archive.Archive
@@ -154,6 +154,7 @@ func (f *finder) plan(b archive.Base, stop wal.LSN, next *wal.Record) *Plan {
 				break
 			}
 		}
+		end = max(end, next.End) // a longer object has replaced the last one since the catalogue was read
 	}
 	return &Plan{Target: f.target, Base: b, Stop: stop, End: end, a: f.a, path: f.path, entries: entries}
 }

@@ -121,6 +121,50 @@ func putBase(t *testing.T, a *archive.Archive, start, stop wal.LSN, finished tim
 	return b
 }
 
+// What the archive gets after a plan was made is not restored, although it replaces an object that the plan uses.
+func TestLogThatGrows(t *testing.T) {
+	h, a := makeHistory(), memoryArchive(t, blobtest.NewMemory())
+	putLog(t, a, h.log, uint64(h.commits[4])/wal.SegmentBytes)
+	putBase(t, a, h.log.Start()+40, h.commits[0], noon.Add(-time.Minute))
+	last := wal.SegmentAt(1, h.commits[4])
+	put := func(end wal.LSN) int {
+		t.Helper()
+		data := h.log.Segment(last.Number)[:end-last.Start()]
+		if err := a.PutSegment(t.Context(), last, data, archive.Coverage{}); err != nil {
+			t.Fatal(err)
+		}
+		return len(data)
+	}
+	bytes := put(h.ends[4])
+	target := restore.Target{Time: noon.Add(4*time.Minute + time.Second), CoveredUntil: noon.Add(5 * time.Minute)}
+	plan, err := restore.Find(t.Context(), a, target)
+	if err != nil || plan.End != h.ends[4] {
+		t.Fatalf("Find = %+v, %v; want the end %v", plan, err, h.ends[4])
+	}
+	put(h.ends[5])
+	if err := a.RemovePartial(t.Context(), last, bytes); err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer root.Close()
+	if err := plan.Write(t.Context(), restore.DirSink{Root: root}, restore.Options{}); err != nil {
+		t.Fatal(err)
+	}
+	got, err := os.ReadFile(filepath.Join(dir, "pg_wal", last.String()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, c := range got[bytes:] {
+		if c != 0 {
+			t.Fatalf("the segment has log at %v, after the plan's end %v", last.Start()+wal.LSN(bytes+i), plan.End)
+		}
+	}
+}
+
 // Every kind of target is resolved to the position after exactly what it includes.
 func TestFind(t *testing.T) {
 	h, a := makeHistory(), memoryArchive(t, blobtest.NewMemory())

@@ -115,6 +115,10 @@ func (p *Plan) writeLog(ctx context.Context, sink Sink) error {
 		}
 	}
 	return fetch(ctx, p.a, p.entries, func(e archive.Entry, data []byte, _ archive.Coverage) error {
+		// A longer object may have replaced the last one. It has transactions that the plan does not know.
+		if room := int(max(p.End, e.Segment.Start()) - e.Segment.Start()); len(data) > room {
+			data = data[:room]
+		}
 		content := io.MultiReader(bytes.NewReader(data), io.LimitReader(zeros{}, int64(wal.SegmentBytes-len(data))))
 		return sink.File("pg_wal/"+e.Segment.String(), wal.SegmentBytes, content)
 	})
