@@ -217,6 +217,9 @@ func (s *Service) remove(ctx context.Context, row *store.Database) error {
 
 // clear removes the servers of a database, in whatever state they are.
 func (s *Service) clear(ctx context.Context, row *store.Database) error {
+	if err := s.clearForks(ctx, row); err != nil {
+		return err
+	}
 	p := as(row)
 	boxes, err := s.boxes.List(ctx, p, api.SandboxFilter{})
 	if err != nil {
