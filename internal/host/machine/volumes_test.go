@@ -271,6 +271,52 @@ func TestHibernateWithVolumes(t *testing.T) {
 	w.checkEmpty()
 }
 
+// TestVolumesAreDurable checks that the file of a volume is made durable when its writer ends, and under its name
+// before a machine that was woken writes to it.
+func TestVolumesAreDurable(t *testing.T) {
+	w := newFixture(t)
+	w.createWithVolumes()
+	// The inode of a file that was replaced is kept, so that it is not used again.
+	held := filepath.Join(w.dir, "held")
+	for name, do := range map[string]func(){
+		"hibernated and woken": func() {
+			w.must(os.Link(w.volumes.Path("v"), held))
+			w.must(w.mgr.Hibernate(t.Context(), "a"))
+			_, err := w.mgr.Wake(t.Context(), "a")
+			w.must(err)
+			w.must(os.Remove(held))
+		},
+		"stopped": func() {
+			w.must(w.mgr.Stop(t.Context(), "a"))
+		},
+	} {
+		before := inodeOf(w.volumes.Path("v"))
+		had := w.syncs("v")
+		do()
+		if inodeOf(w.volumes.Path("v")) != before {
+			had = 0
+		}
+		if w.syncs("v") <= had {
+			t.Errorf("the volume of a machine that was %s may be lost in a crash of the host", name)
+		}
+		if name == "stopped" {
+			_, err := w.mgr.Wake(t.Context(), "a")
+			w.must(err)
+		}
+	}
+	had := w.syncs("v")
+	w.must(w.detach("a", "v", false))
+	if w.syncs("v") <= had {
+		t.Error("a volume that was detached may be lost in a crash of the host")
+	}
+	w.must(w.attach("a", "v", false))
+	had = w.syncs("v")
+	w.destroy("a")
+	if w.syncs("v") <= had {
+		t.Error("the volume of a machine that was destroyed may be lost in a crash of the host")
+	}
+}
+
 // TestWakeAfterAnotherWriter checks that old memory is not restored over a volume that another machine has written to.
 func TestWakeAfterAnotherWriter(t *testing.T) {
 	w := newFixture(t)
