@@ -37,7 +37,6 @@ func (r *SnapshotRequest) Validate() error {
 // SnapshotFilter selects from a list. Zero fields select everything.
 type SnapshotFilter struct {
 	SandboxID SandboxID
-	Name      string
 	Limit     int
 	Cursor    string
 }

@@ -117,7 +117,7 @@ func (n *node) control(
 		return nil, nil, "", err
 	}
 	past := metricshistory.New(boxes)
-	dbs, err := n.databases(database.Deps{
+	dbs, err := n.databases(ctx, database.Deps{
 		Store: db, Sandboxes: boxes, Volumes: volumes, Templates: templates, Quotas: quotas, Log: n.Log,
 	}, log, secret)
 	if err != nil {
@@ -252,7 +252,6 @@ func (n *node) handler(f services) (http.Handler, error) {
 			Guard:   guard,
 			Volumes: f.volumes,
 			Budgets: envd.Budgets{Memory: n.shares.memory, Watchers: n.shares.watchers},
-			Log:     n.Log,
 		},
 		f.sandboxes, f.templates, f.keys, runner,
 	)

@@ -16,6 +16,7 @@ import (
 	"github.com/pandastack/pandastack/internal/control/audit"
 	"github.com/pandastack/pandastack/internal/control/auth"
 	"github.com/pandastack/pandastack/internal/control/database"
+	"github.com/pandastack/pandastack/internal/control/database/backup"
 	"github.com/pandastack/pandastack/internal/control/database/server"
 	"github.com/pandastack/pandastack/internal/ingress/httpapi/databaseapi"
 	"github.com/pandastack/pandastack/internal/ingress/pgedge"
@@ -46,13 +47,19 @@ func (n *node) databaseSuffix() string {
 // databases is the service for databases with its edges. The zero value is that of a node without databases.
 type databases struct {
 	service *database.Service
+	keeper  *backup.Keeper
 	edge    *pgedge.Server
 	http    *pghttp.Server
 	log     *databaseLog
 }
 
 // databases creates the service for databases and its edges.
-func (n *node) databases(deps database.Deps, log *audit.Log, secret []byte) (d databases, err error) {
+func (n *node) databases(
+	ctx context.Context,
+	deps database.Deps,
+	log *audit.Log,
+	secret []byte,
+) (d databases, err error) {
 	if n.pg == nil {
 		return d, nil
 	}
@@ -65,6 +72,10 @@ func (n *node) databases(deps database.Deps, log *audit.Log, secret []byte) (d d
 	if err != nil {
 		return d, err
 	}
+	if d.keeper, err = n.backups(ctx, deps.Store); err != nil {
+		return d, err
+	}
+	deps.Backups = d.keeper
 	d.service, err = database.New(database.Config{
 		Suffix: suffix, Port: cmp.Or(set.Port, port), URL: n.apiURL, Template: set.Template, Idle: set.Idle,
 		StorageMaxMiB: set.StorageMaxMiB,
@@ -103,6 +114,7 @@ func (d databases) run(ctx context.Context, n *node) {
 		return
 	}
 	n.run(ctx, "audit of databases", d.log.run)
+	n.run(ctx, "backups of databases", d.keeper.Run)
 	n.run(ctx, "databases", d.service.Run)
 	n.run(ctx, "queries of databases", d.http.Run)
 }

@@ -90,7 +90,7 @@ func (s *Service) hasWork(row *store.Database) bool {
 	case store.DatabaseCreating, store.DatabaseDeleting:
 		return true
 	case store.DatabaseReady:
-		return expired(row) || row.Instance != "" || s.mayBeIdle(row)
+		return expired(row) || row.Instance != "" || s.mayBeIdle(row) || s.needsBackups(row)
 	}
 	return expired(row)
 }
@@ -132,6 +132,8 @@ func (s *Service) attend(ctx context.Context, id string) error {
 		return s.applyCredentials(ctx, &row)
 	case row.State == store.DatabaseReady && s.mayBeIdle(&row):
 		return s.suspendLocked(ctx, &row, false)
+	case row.State == store.DatabaseReady && s.needsBackups(&row) && s.runs(ctx, &row):
+		return s.beginBackups(ctx, &row, nil)
 	}
 	return nil
 }
@@ -215,9 +217,9 @@ func (s *Service) remove(ctx context.Context, row *store.Database) error {
 	return err
 }
 
-// clear removes the servers of a database, in whatever state they are.
+// clear removes the servers and the backups of a database, in whatever state they are.
 func (s *Service) clear(ctx context.Context, row *store.Database) error {
-	if err := s.clearForks(ctx, row); err != nil {
+	if err := s.removeBackups(ctx, row); err != nil {
 		return err
 	}
 	p := as(row)

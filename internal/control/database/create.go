@@ -73,7 +73,7 @@ func (s *Service) plan(ctx context.Context, p auth.Principal, req api.CreateData
 			row.StorageMaxMiB, diskOf(t).SizeMB).With("field", "storage_max_mb")
 	case req.Replicas > 0:
 		return row, errNoReplicas()
-	case req.Durability == api.DurabilitySync:
+	case req.Durability == api.DurabilitySync && s.backups == nil:
 		return row, errNoSync()
 	}
 	if len(req.Extensions) > 0 {
@@ -197,12 +197,7 @@ func (s *Service) provision(ctx context.Context, row *store.Database) error {
 		return err
 	}
 	for range 2 { // a template that is baked again between the two steps is the reason for the second attempt
-		if row.Origin != "" {
-			err = s.makeBranch(ctx, row)
-		} else {
-			err = s.makePrimary(ctx, row)
-		}
-		if err == nil {
+		if err = s.makePrimary(ctx, row); err == nil {
 			return nil
 		}
 		// A commit whose outcome is not known may have made it ready.
@@ -258,6 +253,13 @@ func (s *Service) makePrimary(ctx context.Context, row *store.Database) error {
 	facts, err := s.setUp(ctx, g, row, req.MemoryMB > 0)
 	if err != nil {
 		return err
+	}
+	if row.Durability == string(api.DurabilitySync) {
+		with := *row
+		with.Variant, with.Collation = facts.Variant, facts.Collation
+		if err := s.beginBackups(ctx, &with, g); err != nil {
+			return err
+		}
 	}
 	m := store.DatabaseMember{
 		ID: string(box.ID), Database: row.ID, Role: store.MemberPrimary, State: store.MemberReady,
@@ -343,16 +345,11 @@ func (s *Service) finish(
 	if done.Extensions, err = encode(sorted(names)); err != nil {
 		return err
 	}
-	done.Version, done.Variant, done.Collation = facts.Version, facts.Variant, facts.Collation
-	return s.commit(ctx, done, row, m)
-}
-
-// commit writes that a database is ready, with its server. row becomes done.
-func (s *Service) commit(ctx context.Context, done store.Database, row *store.Database, m *store.DatabaseMember) error {
 	done.State, done.Instance, done.Error, done.Origin = store.DatabaseReady, "", "", ""
+	done.Version, done.Variant, done.Collation = facts.Version, facts.Variant, facts.Collation
 	done.Changed = store.Micros(time.Now())
 	done.Used = done.Changed
-	err := s.db.Write(ctx, "database ready", func(ctx context.Context, tx *store.Tx) error {
+	err = s.db.Write(ctx, "database ready", func(ctx context.Context, tx *store.Tx) error {
 		if err := tx.InsertDatabaseMember(ctx, m); err != nil {
 			return err
 		}
@@ -362,6 +359,7 @@ func (s *Service) commit(ctx context.Context, done store.Database, row *store.Da
 	if err == nil {
 		*row = done
 		s.of(api.DatabaseID(row.ID)).touch()
+		s.poke() // for its backups
 	}
 	return err
 }

@@ -40,6 +40,7 @@ type Config struct {
 	StorageMaxMiB int           // of a database whose creator names none; 32768
 
 	Interval     time.Duration // between looks at all databases; 5 s
+	FlushTimeout time.Duration // that the log gets to reach the archive when a database is suspended; 1 min
 	Concurrency  int           // databases that are worked on at once; 8
 	StartTimeout time.Duration // until a server accepts connections after a boot; 2 min
 	EndTimeout   time.Duration // that sessions get to end when a database is suspended; 10 s
@@ -55,13 +56,6 @@ type Sandboxes interface {
 	Hibernate(ctx context.Context, p auth.Principal, id api.SandboxID) (api.Sandbox, error)
 	Wake(ctx context.Context, p auth.Principal, id api.SandboxID) (api.Sandbox, error)
 	Resume(ctx context.Context, p auth.Principal, id api.SandboxID) (api.Sandbox, error)
-	Fork(
-		ctx context.Context,
-		p auth.Principal,
-		id api.SandboxID,
-		req api.ForkRequest,
-	) (api.ForkResponse, error)
-	SetOwner(ctx context.Context, p auth.Principal, id api.SandboxID, to hostapi.Owner) error
 	Delete(ctx context.Context, p auth.Principal, id api.SandboxID) error
 }
 
@@ -82,8 +76,9 @@ type Templates interface {
 	Resolve(ctx context.Context, p auth.Principal, name string) (api.Template, error)
 }
 
-// Deps are the components that a Service works with. All are required.
+// Deps are the components that a Service works with. All but Backups are required.
 type Deps struct {
+	Backups   Backups // nil: the log of a database is only on its volume
 	Store     *store.DB
 	Sandboxes Sandboxes
 	Volumes   Volumes
@@ -100,6 +95,7 @@ type Service struct {
 	volumes   Volumes
 	templates Templates
 	quotas    *quota.Quotas
+	backups   Backups // may be nil
 	log       *slog.Logger
 	instance  string // this process, as the owner of operations
 	began     time.Time
@@ -129,10 +125,12 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	cfg.Concurrency = cmp.Or(cfg.Concurrency, 8)
 	cfg.StartTimeout = cmp.Or(cfg.StartTimeout, 2*time.Minute)
 	cfg.EndTimeout = cmp.Or(cfg.EndTimeout, 10*time.Second)
+	cfg.FlushTimeout = cmp.Or(cfg.FlushTimeout, time.Minute)
 	cfg.ForeignGrace = cmp.Or(cfg.ForeignGrace, 10*time.Minute)
 	return &Service{
 		cfg: cfg, db: deps.Store, boxes: deps.Sandboxes, volumes: deps.Volumes, templates: deps.Templates,
-		quotas: deps.Quotas, log: deps.Log, instance: strings.ToLower(rand.Text()), began: time.Now(),
+		quotas: deps.Quotas, backups: deps.Backups, log: deps.Log, instance: strings.ToLower(rand.Text()),
+		began: time.Now(),
 		poked: make(chan struct{}, 1), live: map[api.DatabaseID]*live{},
 	}, nil
 }

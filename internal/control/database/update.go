@@ -27,18 +27,28 @@ func (s *Service) Update(
 	if err := ready(&row); err != nil {
 		return api.Database{}, err
 	}
+	if req.Durability != nil && *req.Durability == api.DurabilitySync && s.backups == nil {
+		return api.Database{}, errNoSync()
+	}
+	was := row.Durability
 	if err := change(&row, req); err != nil {
 		return api.Database{}, api.AsError(err)
 	}
 	err = s.db.Write(ctx, "database update", func(ctx context.Context, tx *store.Tx) error {
 		return tx.UpdateDatabase(ctx, &row, store.DatabaseReady, "label", "always_on", "idle_seconds",
-			"storage_max_mib", "networks", "expires", "changed")
+			"storage_max_mib", "networks", "expires", "durability", "changed")
 	})
 	if err != nil {
 		return api.Database{}, api.AsError(err)
 	}
 	if req.AlwaysOn != nil && *req.AlwaysOn {
 		if _, err := s.runLocked(ctx, &row); err != nil {
+			return api.Database{}, api.AsError(err)
+		}
+	}
+	if row.Durability != was && s.backups != nil && s.runs(ctx, &row) {
+		s.of(id).setBackedUp(false) // if this fails, Run does it
+		if err := s.beginBackups(ctx, &row, nil); err != nil {
 			return api.Database{}, api.AsError(err)
 		}
 	}
@@ -49,8 +59,8 @@ func change(row *store.Database, req api.UpdateDatabaseRequest) (err error) {
 	if req.Replicas != nil && *req.Replicas > 0 {
 		return errNoReplicas()
 	}
-	if req.Durability != nil && *req.Durability == api.DurabilitySync {
-		return errNoSync()
+	if req.Durability != nil {
+		row.Durability = string(*req.Durability)
 	}
 	if req.Label != nil {
 		row.Label = *req.Label
@@ -88,4 +98,17 @@ func (s *Service) Failover(
 	}
 	return api.Database{}, api.Errorf(api.Unsupported, "database %s has no replica to fail over to: a connection "+
 		"starts its server again", id)
+}
+
+// Clone refuses.
+func (s *Service) Clone(
+	ctx context.Context,
+	p auth.Principal,
+	id api.DatabaseID,
+	_ api.CloneDatabaseRequest,
+) (api.Database, error) {
+	if _, err := s.find(ctx, p, id); err != nil {
+		return api.Database{}, api.AsError(err)
+	}
+	return api.Database{}, api.Errorf(api.Unsupported, "this server cannot branch databases")
 }

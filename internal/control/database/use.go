@@ -22,6 +22,7 @@ type live struct {
 	changing chan struct{} // closed when the suspension under way has ended; nil: none is
 	last     time.Time     // of use
 	left     chan struct{} // closed when the last user has left; nil: no suspension waits for that
+	backedUp bool          // the backups have begun since the server runs
 
 	asking sync.Mutex // guards admin
 	admin  *pgx.Conn  // to the server that runs; nil: none
@@ -217,6 +218,11 @@ func (s *Service) runLocked(ctx context.Context, row *store.Database) (guestapi.
 	if err := server.Start(starting, g); err != nil {
 		return nil, serverError(err)
 	}
+	s.of(api.DatabaseID(row.ID)).setBackedUp(false)
+	if row.Durability == string(api.DurabilitySync) {
+		return g, s.beginBackups(ctx, row, nil) // commits wait for it
+	}
+	s.poke()
 	return g, nil
 }
 
@@ -292,6 +298,9 @@ func (s *Service) suspendLocked(ctx context.Context, row *store.Database, force 
 		return serverError(err)
 	}
 	if err := s.saveRoles(ctx, row, roles); err != nil {
+		return err
+	}
+	if err := s.flushBackups(ctx, row); err != nil {
 		return err
 	}
 	_, err = s.boxes.Hibernate(ctx, p, box.ID)

@@ -11,6 +11,7 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
 	"github.com/pandastack/pandastack/internal/host/snapshot"
+	"github.com/pandastack/pandastack/internal/lib/durable"
 	"github.com/pandastack/pandastack/internal/vmm"
 )
 
@@ -233,10 +234,10 @@ func (m *Manager) cloneIntoDraft(mc *machine, draft *snapshot.Draft) error {
 }
 
 // syncDisks makes the content of a machine's disks durable.
-func (m *Manager) syncDisks(mc *machine) error {
+func (mc *machine) syncDisks() error {
 	var err error
 	for _, path := range pathsOf(mc.disks(), diskKind.captured) {
-		err = errors.Join(err, m.deps.Disks.Sync(path))
+		err = errors.Join(err, durable.Sync(path))
 	}
 	return err
 }

@@ -1,0 +1,215 @@
+package database_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/internal/control/database/backup"
+)
+
+// recorder is a keeper of backups that keeps nothing.
+type recorder struct {
+	mu    sync.Mutex
+	calls []string
+	fail  map[string]error // by the name of the call, once
+	has   map[string]bool  // databases with backups
+	seen  func(call string)
+}
+
+func newRecorder() *recorder { return &recorder{fail: map[string]error{}, has: map[string]bool{}} }
+
+func (r *recorder) call(name string, has bool, id string) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.calls = append(r.calls, name)
+	if r.seen != nil {
+		r.seen(name)
+	}
+	err := r.fail[name]
+	delete(r.fail, name)
+	if err == nil || has {
+		r.has[id] = has
+	}
+	return err
+}
+
+// take returns the calls since the last take.
+func (r *recorder) take() string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	text := strings.Join(r.calls, " ")
+	r.calls = nil
+	return text
+}
+
+// Begin implements database.Backups. It connects to the server, as a keeper does.
+func (r *recorder) Begin(ctx context.Context, p backup.Primary) error {
+	c, err := p.Dial(ctx)
+	if err != nil {
+		return err
+	}
+	if err := c.Close(); err != nil {
+		return err
+	}
+	name := "begin"
+	if p.Synchronous {
+		name = "begin-sync"
+	}
+	if p.Variant != "npm" || p.Collation != "2.41" {
+		return fmt.Errorf("variant %q, collation %q", p.Variant, p.Collation)
+	}
+	return r.call(name, true, p.Database)
+}
+
+// Flush implements database.Backups.
+func (r *recorder) Flush(_ context.Context, id string) error { return r.call("flush", true, id) }
+
+// End implements database.Backups.
+func (r *recorder) End(_ context.Context, id string) error { return r.call("end", true, id) }
+
+// Remove implements database.Backups.
+func (r *recorder) Remove(_ context.Context, id string) error { return r.call("remove", false, id) }
+
+// Status implements database.Backups.
+func (r *recorder) Status(_ context.Context, id string) (backup.Status, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.has[id] {
+		return backup.Status{}, backup.ErrNotRunning
+	}
+	return backup.Status{}, nil
+}
+
+func withBackups(r *recorder) func(*fixture) { return func(w *fixture) { w.backups = r } }
+
+// wants checks the calls since the last check.
+func (r *recorder) wants(t *testing.T, when, want string) {
+	t.Helper()
+	if got := r.take(); got != want {
+		t.Errorf("%s: the backups got the calls %q, want %q", when, got, want)
+	}
+}
+
+// The backups of a database run while its server does: they end with all of the log in the archive before a suspend,
+// and go with the database.
+func TestBackups(t *testing.T) {
+	r := newRecorder()
+	w := newFixture(t, withBackups(r))
+	d := w.made()
+	w.must(w.Reconcile(t.Context()))
+	w.must(w.Reconcile(t.Context()))
+	r.wants(t, "a database that was made", "begin")
+	var asleep []bool
+	r.seen = func(string) { asleep = append(asleep, len(w.host.Machines()) == 0) }
+	_, err := w.Suspend(t.Context(), alice, d.ID)
+	w.must(err)
+	r.seen = nil
+	r.wants(t, "a suspend", "flush end")
+	if slices.Contains(asleep, true) {
+		t.Error("the backups ended after the machine")
+	}
+	w.must(w.Reconcile(t.Context()))
+	r.wants(t, "asleep", "")
+	_, err = w.Wake(t.Context(), alice, d.ID)
+	w.must(err)
+	w.must(w.Reconcile(t.Context()))
+	r.wants(t, "a wake", "begin")
+	w.restart()
+	w.reconcile()
+	r.wants(t, "a start of the program", "begin")
+	w.must(w.Delete(t.Context(), alice, d.ID))
+	r.wants(t, "a delete", "remove")
+	w.empty("after the delete")
+}
+
+// A database whose log does not get into the archive is not suspended, and backups that do not begin are tried again.
+func TestFailingBackups(t *testing.T) {
+	r := newRecorder()
+	w := newFixture(t, withBackups(r))
+	r.fail["begin"] = errors.New("the server does not respond")
+	d := w.made()
+	if err := w.Reconcile(t.Context()); err == nil {
+		t.Error("Reconcile while the backups cannot begin: got nil, want an error")
+	}
+	w.must(w.Reconcile(t.Context()))
+	r.wants(t, "two attempts", "begin begin")
+	r.fail["flush"] = errors.New("the object store is full")
+	_, err := w.Suspend(t.Context(), alice, d.ID)
+	if e := w.wants("Suspend", err, api.Unavailable); !strings.Contains(e.Message, "the object store is full") {
+		t.Errorf("Suspend = %v, want the reason", e)
+	}
+	if got := w.get(d.ID); got.Status != api.DatabaseRunning {
+		t.Errorf("the database is %s, want running", got.Status)
+	}
+	r.wants(t, "a suspend that failed", "flush")
+	r.fail["flush"] = backup.ErrNotRunning
+	_, err = w.Suspend(t.Context(), alice, d.ID)
+	w.must(err)
+	r.wants(t, "a suspend without backups", "flush end")
+}
+
+// A synchronous database is not ready before its commits wait for the relay, also after a wake.
+func TestSynchronous(t *testing.T) {
+	r := newRecorder()
+	w := newFixture(t, withBackups(r))
+	r.fail["begin-sync"] = errors.New("no relay")
+	made := func() api.Database {
+		t.Helper()
+		d, err := w.Create(t.Context(), alice, api.CreateDatabaseRequest{Durability: api.DurabilitySync})
+		w.must(err)
+		r.seen = func(call string) {
+			if got := w.get(d.ID); call == "begin-sync" && got.Status != api.DatabaseProvisioning {
+				t.Errorf("the database is %s before its backups have begun", got.Status)
+			}
+		}
+		w.must(w.Reconcile(t.Context()))
+		r.seen = nil
+		return w.get(d.ID)
+	}
+	failed := made()
+	if failed.Status != api.DatabaseFailed || !strings.Contains(failed.Error, "no relay") {
+		t.Errorf("the database is %s: %s; want failed without a relay", failed.Status, failed.Error)
+	}
+	w.bare("after a failed create")
+	r.wants(t, "a create that failed", "begin-sync remove")
+	w.must(w.Delete(t.Context(), alice, failed.ID))
+	r.take()
+	d := made()
+	if d.Status != api.DatabaseRunning || d.Durability != api.DurabilitySync {
+		t.Fatalf("the database is %s and %s: %s; want running and sync", d.Status, d.Durability, d.Error)
+	}
+	r.wants(t, "a create", "begin-sync")
+	_, err := w.Suspend(t.Context(), alice, d.ID)
+	w.must(err)
+	r.take()
+	_, err = w.Wake(t.Context(), alice, d.ID)
+	w.must(err)
+	r.wants(t, "a wake", "begin-sync")
+	async, sync := api.DurabilityAsync, api.DurabilitySync
+	for _, one := range []struct {
+		to   *api.Durability
+		want string
+	}{{&async, "begin"}, {&async, ""}, {&sync, "begin-sync"}} {
+		got, err := w.Update(t.Context(), alice, d.ID, api.UpdateDatabaseRequest{Durability: one.to})
+		w.must(err)
+		if got.Durability != *one.to || w.get(d.ID).Durability != *one.to {
+			t.Errorf("Durability after Update = %s, want %s", got.Durability, *one.to)
+		}
+		r.wants(t, "an update to "+string(*one.to), one.want)
+	}
+}
+
+// Without backups nothing is synchronous.
+func TestNoBackups(t *testing.T) {
+	w := newFixture(t)
+	d := w.made()
+	sync := api.DurabilitySync
+	_, err := w.Update(t.Context(), alice, d.ID, api.UpdateDatabaseRequest{Durability: &sync})
+	w.wants("Update to sync", err, api.Unsupported)
+}
