@@ -133,7 +133,7 @@ type DatabaseCache struct {
 type DatabaseTableBloat struct {
 	Schema     string     `json:"schema"`
 	Table      string     `json:"table"`
-	SizeBytes  int64      `json:"size_bytes" doc:"Without indexes."`
+	SizeBytes  int64      `json:"size_bytes" doc:"Without indexes, as of the last VACUUM or ANALYZE."`
 	LiveRows   int64      `json:"live_rows"`
 	DeadRows   int64      `json:"dead_rows"`
 	BloatBytes int64      `json:"bloat_bytes" doc:"Estimated from the statistics of the last ANALYZE."`

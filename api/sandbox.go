@@ -81,16 +81,18 @@ type SandboxFilter struct {
 //
 // It is what the sandbox uses of its host, and what its guest reports about itself.
 type Usage struct {
-	PID            int         `json:"pid"`
-	UptimeSeconds  float64     `json:"uptime_seconds"`
-	HostCPUPercent float64     `json:"host_cpu_percent" doc:"Of one processor, since the last look."`
-	HostCPUSeconds float64     `json:"host_cpu_seconds"`
-	HostRSSBytes   int64       `json:"host_rss_bytes"`
-	HostPSSBytes   int64       `json:"host_pss_bytes"`
-	HostVSZBytes   int64       `json:"host_vsz_bytes"`
-	Threads        int         `json:"threads"`
-	HostDiskBytes  int64       `json:"host_disk_bytes" doc:"Disk that deleting it frees, as measured lately."`
-	Guest          *GuestStats `json:"guest,omitempty" doc:"Reported by the guest; absent when it does not run."`
+	PID              int         `json:"pid"`
+	UptimeSeconds    float64     `json:"uptime_seconds"`
+	HostCPUPercent   float64     `json:"host_cpu_percent" doc:"Of one processor, since the last look."`
+	HostCPUSeconds   float64     `json:"host_cpu_seconds"`
+	HostRSSBytes     int64       `json:"host_rss_bytes"`
+	HostPSSBytes     int64       `json:"host_pss_bytes"`
+	HostVSZBytes     int64       `json:"host_vsz_bytes"`
+	Threads          int         `json:"threads"`
+	HostDiskBytes    int64       `json:"host_disk_bytes" doc:"Disk that deleting it frees, as measured lately."`
+	HostReadBytes    int64       `json:"host_read_bytes" doc:"From storage, since its machine started."`
+	HostWrittenBytes int64       `json:"host_written_bytes" doc:"To storage, since its machine started."`
+	Guest            *GuestStats `json:"guest,omitempty" doc:"Reported by the guest; absent when it does not run."`
 }
 
 // HostUsage is the response of GET /v1/sandboxes/{id}/util.

@@ -119,7 +119,7 @@ func (n *node) control(
 	past := metricshistory.New(boxes)
 	dbs, err := n.databases(ctx, database.Deps{
 		Store: db, Sandboxes: boxes, Volumes: volumes, Templates: templates, Quotas: quotas, Log: n.Log,
-	}, log, secret)
+	}, boxes, log, secret)
 	if err != nil {
 		return nil, nil, "", err
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/pandastack/pandastack/internal/control/auth"
 	"github.com/pandastack/pandastack/internal/control/database"
 	"github.com/pandastack/pandastack/internal/control/database/backup"
+	"github.com/pandastack/pandastack/internal/control/database/insight"
 	"github.com/pandastack/pandastack/internal/control/database/server"
 	"github.com/pandastack/pandastack/internal/ingress/httpapi/databaseapi"
 	"github.com/pandastack/pandastack/internal/ingress/pgedge"
@@ -51,12 +52,15 @@ type databases struct {
 	edge    *pgedge.Server
 	http    *pghttp.Server
 	log     *databaseLog
+	insight *insight.Service
+	usage   *insight.Recorder
 }
 
 // databases creates the service for databases and its edges.
 func (n *node) databases(
 	ctx context.Context,
 	deps database.Deps,
+	boxes insight.Sandboxes,
 	log *audit.Log,
 	secret []byte,
 ) (d databases, err error) {
@@ -101,6 +105,8 @@ func (n *node) databases(
 	if err != nil {
 		return d, err
 	}
+	d.usage = insight.NewRecorder(boxes, insight.Primaries(deps.Store, database.OwnerKind))
+	d.insight = insight.New(insight.Deps{Get: d.service.Get, Running: d.running, Recorder: d.usage})
 	d.service.BeforeSuspend(func(ctx context.Context, id api.DatabaseID) {
 		d.http.CloseIdle(string(id))
 		d.edge.Disconnect(ctx, string(id), "the database is being suspended")
@@ -117,6 +123,16 @@ func (d databases) run(ctx context.Context, n *node) {
 	n.run(ctx, "backups of databases", d.keeper.Run)
 	n.run(ctx, "databases", d.service.Run)
 	n.run(ctx, "queries of databases", d.http.Run)
+	n.run(ctx, "metrics of databases", d.usage.Run)
+}
+
+// running returns the server of a database for insights, if it runs.
+func (d databases) running(
+	ctx context.Context,
+	p auth.Principal,
+	id api.DatabaseID,
+) (insight.Server, bool, error) {
+	return d.service.Running(ctx, p, id)
 }
 
 // api returns what the API offers of databases.
@@ -124,7 +140,7 @@ func (d databases) api() databaseapi.API {
 	if d.service == nil {
 		return databaseapi.API{}
 	}
-	return databaseapi.API{Databases: d.service, Broker: d.http}
+	return databaseapi.API{Databases: d.service, Insight: d.insight, Broker: d.http}
 }
 
 // middleware serves the host names of databases.

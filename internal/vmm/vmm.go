@@ -67,6 +67,8 @@ type Usage struct {
 	PSSBytes int64
 	VSZBytes int64
 	Threads  int
+
+	ReadBytes, WrittenBytes int64 // from and to storage
 }
 
 // ErrGone says that a machine's monitor has ended.

@@ -295,6 +295,7 @@ type Usage struct {
 	RSSBytes, PSSBytes, VSZBytes int64
 	Threads                      int
 	DiskBytes                    int64 // that removing its disks would free, as last measured
+	ReadBytes, WrittenBytes      int64 // from and to storage, since its monitor started
 }
 
 // Event reports what happened to a machine other than by request.

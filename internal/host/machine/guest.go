@@ -142,7 +142,7 @@ func (m *Manager) Usage(_ context.Context, id hostapi.MachineID) (Usage, error) 
 	now := cpuSample{cpu: u.CPU, at: time.Now()}
 	out := Usage{
 		PID: vm.PID(), Uptime: now.at.Sub(u.Started), CPU: u.CPU, RSSBytes: u.RSSBytes, PSSBytes: u.PSSBytes,
-		VSZBytes: u.VSZBytes, Threads: u.Threads,
+		VSZBytes: u.VSZBytes, Threads: u.Threads, ReadBytes: u.ReadBytes, WrittenBytes: u.WrittenBytes,
 	}
 	mc.set(func() {
 		out.DiskBytes = mc.diskBytes

@@ -18,6 +18,8 @@ type Usage struct {
 	PSSBytes int64 // resident memory, with shared pages divided among their users
 	VSZBytes int64
 	Threads  int
+
+	ReadBytes, WrittenBytes int64 // from and to storage
 }
 
 // Usage reads the usage of the process from /proc. The error is ErrGone if the process has ended. The kernel walks
@@ -50,11 +52,19 @@ func (p *Process) Usage() (Usage, error) {
 		return Usage{}, fmt.Errorf("process %d: memory: %w", p.id.PID, err)
 	}
 	u.PSSBytes = kilobytes(rollup, "Pss:")
+	io, err := os.ReadFile(procFile(p.id.PID, "io"))
+	if err != nil {
+		return Usage{}, fmt.Errorf("process %d: storage: %w", p.id.PID, err)
+	}
+	u.ReadBytes, u.WrittenBytes = number(io, "read_bytes:"), number(io, "write_bytes:")
 	return u, nil
 }
 
 // kilobytes returns the bytes of a line "key   123 kB"; 0 if the line is missing.
-func kilobytes(text []byte, key string) int64 {
+func kilobytes(text []byte, key string) int64 { return number(text, key) << 10 }
+
+// number returns the number of a line "key   123"; 0 if the line is missing.
+func number(text []byte, key string) int64 {
 	s := bufio.NewScanner(bytes.NewReader(text))
 	for s.Scan() {
 		rest, ok := strings.CutPrefix(s.Text(), key)
@@ -65,7 +75,7 @@ func kilobytes(text []byte, key string) int64 {
 		if err != nil {
 			return 0
 		}
-		return n << 10
+		return n
 	}
 	return 0
 }

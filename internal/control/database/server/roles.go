@@ -28,7 +28,8 @@ const local = "SET synchronous_commit = local; "
 func CreateOwner(ctx context.Context, conn *pgx.Conn, role, verifier, database string) error {
 	name := pgx.Identifier{role}.Sanitize()
 	_, err := conn.Exec(ctx, local+"CREATE ROLE "+name+" LOGIN CREATEDB CREATEROLE PASSWORD "+quote(verifier)+
-		"; GRANT pg_monitor, pg_signal_backend, pg_read_all_stats TO "+name)
+		"; GRANT pg_monitor, pg_signal_backend, pg_read_all_stats TO "+name+
+		"; ALTER ROLE ALL SET log_min_duration_statement = '1s'; ALTER ROLE ALL SET track_io_timing = on")
 	if err != nil {
 		return fmt.Errorf("create the role %s: %w", role, err)
 	}

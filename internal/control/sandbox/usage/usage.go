@@ -19,6 +19,9 @@ func Host(u hostapi.Usage) api.Usage {
 		HostVSZBytes:   u.VSZBytes,
 		Threads:        u.Threads,
 		HostDiskBytes:  u.DiskBytes,
+
+		HostReadBytes:    u.ReadBytes,
+		HostWrittenBytes: u.WrittenBytes,
 	}
 }
 
