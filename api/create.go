@@ -66,7 +66,7 @@ const SandboxIDPlaceholder = "${SANDBOX_ID}"
 
 var (
 	templateName = regexp.MustCompile(`^[a-zA-Z0-9._-]{1,64}$`)
-	envName      = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,255}$`)
+	envName      = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_.-]{0,255}$`)
 	userName     = regexp.MustCompile(`^[a-z_][a-z0-9_-]{0,31}$|^[0-9]{1,10}$`)
 )
 
@@ -206,7 +206,8 @@ func validateEnv(field string, env map[string]string) error {
 		total += len(k) + len(env[k])
 		switch {
 		case !envName.MatchString(k):
-			return invalid(field, "%s is not a variable name: use letters, digits and _, not a digit first", quote(k))
+			return invalid(
+				field, "%s is not a variable name: use letters, digits, _, . and -, the first a letter or _", quote(k))
 		case strings.ContainsRune(env[k], 0):
 			return invalid(field+"."+k, "the value holds a zero byte")
 		}

@@ -23,6 +23,7 @@ type Sandbox struct {
 	FromSnapshot SnapshotID        `json:"from_snapshot,omitempty"`
 	BootMS       int64             `json:"boot_ms" doc:"Milliseconds of the last start until the guest confirmed."`
 	BootMode     string            `json:"boot_mode" enum:"cold,snapshot,fork,wake,"`
+	StatusSince  time.Time         `json:"status_since,omitzero" doc:"When its status became what it is."`
 	CreatedAt    time.Time         `json:"created_at"`
 
 	Workspace   Workspace  `json:"workspace"`

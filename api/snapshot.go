@@ -37,6 +37,7 @@ func (r *SnapshotRequest) Validate() error {
 // SnapshotFilter selects from a list. Zero fields select everything.
 type SnapshotFilter struct {
 	SandboxID SandboxID
+	Name      string
 	Limit     int
 	Cursor    string
 }

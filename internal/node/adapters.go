@@ -12,6 +12,7 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/guestlink"
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
 	"github.com/pandastack/pandastack/internal/host/machine"
+	"github.com/pandastack/pandastack/internal/lib/durable"
 	"github.com/pandastack/pandastack/internal/os/disk"
 	"github.com/pandastack/pandastack/internal/os/egress"
 	"github.com/pandastack/pandastack/internal/os/jail"
@@ -181,6 +182,7 @@ func (disks) Clone(src, dst string) error              { return disk.Clone(src, 
 func (disks) CloneInto(src string, dst *os.File) error { return disk.CloneInto(src, dst) }
 func (disks) Allocate(path string, bytes int64) error  { return disk.Allocate(path, bytes) }
 func (disks) Grow(path string, bytes int64) error      { return disk.Grow(path, bytes) }
+func (disks) Sync(path string) error                   { return durable.Sync(path) }
 
 // openLink implements machine.OpenLink with guestlink.Open. The host does not know the workspace of a machine, so every
 // link has a share of its own for what the host itself asks the guest.

@@ -252,6 +252,7 @@ func (n *node) handler(f services) (http.Handler, error) {
 			Guard:   guard,
 			Volumes: f.volumes,
 			Budgets: envd.Budgets{Memory: n.shares.memory, Watchers: n.shares.watchers},
+			Log:     n.Log,
 		},
 		f.sandboxes, f.templates, f.keys, runner,
 	)

@@ -169,12 +169,14 @@ E2B clients need a key and a domain, and reach everything by names below it over
 certificate of the node authority they also need 'NODE_EXTRA_CA_CERTS' or, for Python, 'SSL_CERT_FILE', as
 'pandastack up' prints it.
 
-Of the E2B protocol these are refused by name, like every field and every name in a query that this server does not
-know: secrets, 'mcp', 'iam' and metrics of teams, which it does not have; 'egressProxy' and rules with headers, since
-connections leave this host as the guest made them and are not opened to be changed. Pauses without memory
-('keepMemory: false'), 'maskRequestHost', 'httpsPorts', and lists by 'order' and 'startedAfter' work, and so do
-[volumes](volumes.md#e2b). Metrics are measured when a client asks, and every five seconds for two minutes after that;
-they are kept for half an hour. A sandbox that a request resumed gets its first timeout again, at least 300 seconds;
-requests to the agent and to the code interpreter resume it only with their token, and nothing but its clients one that
-was paused without memory. The agent reports version 0.6.4.
+Fields of requests that this server does not know are accepted and logged once, so that newer clients work; those that
+may decide access (in the network, in credentials, or with a name such as 'allow' or 'token') are refused by name, like
+every unknown name in a query. Ids of builds are UUIDs. These are refused by name as well: secrets, 'mcp', 'iam' and
+metrics of teams, which it does not have; 'egressProxy' and rules with headers, since connections leave this host as the
+guest made them and are not opened to be changed. Pauses without memory ('keepMemory: false'), 'maskRequestHost',
+'httpsPorts', and lists by 'order' and 'startedAfter' work, and so do [volumes](volumes.md#e2b). Metrics are measured
+when a client asks, and every five seconds for two minutes after that; they are kept for half an hour. A sandbox that a
+request resumed gets its first timeout again, at least 300 seconds; requests to the agent and to the code interpreter
+resume it only with their token, and nothing but its clients one that was paused without memory. The agent reports
+version 0.6.4.
 `)

@@ -33,6 +33,7 @@ import (
 	"github.com/pandastack/pandastack/internal/image/kernel"
 	"github.com/pandastack/pandastack/internal/image/recipe"
 	"github.com/pandastack/pandastack/internal/lib/command"
+	"github.com/pandastack/pandastack/internal/lib/durable"
 	"github.com/pandastack/pandastack/internal/os/disk"
 	"github.com/pandastack/pandastack/internal/os/egress"
 	"github.com/pandastack/pandastack/internal/os/jail"
@@ -540,6 +541,7 @@ func (disks) Clone(src, dst string) error              { return disk.Clone(src, 
 func (disks) CloneInto(src string, dst *os.File) error { return disk.CloneInto(src, dst) }
 func (disks) Allocate(path string, bytes int64) error  { return disk.Allocate(path, bytes) }
 func (disks) Grow(path string, bytes int64) error      { return disk.Grow(path, bytes) }
+func (disks) Sync(path string) error                   { return durable.Sync(path) }
 
 func openLink(ctx context.Context, conn net.Conn, g machine.Handshake) (machine.Link, error) {
 	l, err := guestlink.Open(

@@ -327,7 +327,9 @@ func copyOf(args []string, user, dir string) *dockerfile.Copy {
 	if strings.HasSuffix(args[1], "/") && dest != "/" {
 		dest += "/"
 	}
-	cp := &dockerfile.Copy{From: -1, Sources: []string{strings.TrimPrefix(args[0], "/")}, Dest: dest, Chown: user}
+	cp := &dockerfile.Copy{
+		From: -1, Sources: []string{strings.TrimPrefix(args[0], "/")}, Dest: dest, Chown: user, KeepLinks: true,
+	}
 	if len(args) > 2 && args[2] != "" {
 		cp.Chown = args[2]
 	}

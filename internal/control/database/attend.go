@@ -222,6 +222,9 @@ func (s *Service) clear(ctx context.Context, row *store.Database) error {
 	if err := s.removeBackups(ctx, row); err != nil {
 		return err
 	}
+	if err := s.clearForks(ctx, row); err != nil {
+		return err
+	}
 	p := as(row)
 	boxes, err := s.boxes.List(ctx, p, api.SandboxFilter{})
 	if err != nil {

@@ -197,7 +197,12 @@ func (s *Service) provision(ctx context.Context, row *store.Database) error {
 		return err
 	}
 	for range 2 { // a template that is baked again between the two steps is the reason for the second attempt
-		if err = s.makePrimary(ctx, row); err == nil {
+		if row.Origin != "" {
+			err = s.makeBranch(ctx, row)
+		} else {
+			err = s.makePrimary(ctx, row)
+		}
+		if err == nil {
 			return nil
 		}
 		// A commit whose outcome is not known may have made it ready.
@@ -345,11 +350,16 @@ func (s *Service) finish(
 	if done.Extensions, err = encode(sorted(names)); err != nil {
 		return err
 	}
-	done.State, done.Instance, done.Error, done.Origin = store.DatabaseReady, "", "", ""
 	done.Version, done.Variant, done.Collation = facts.Version, facts.Variant, facts.Collation
+	return s.commit(ctx, done, row, m)
+}
+
+// commit writes that a database is ready, with its server. row becomes done.
+func (s *Service) commit(ctx context.Context, done store.Database, row *store.Database, m *store.DatabaseMember) error {
+	done.State, done.Instance, done.Error, done.Origin = store.DatabaseReady, "", "", ""
 	done.Changed = store.Micros(time.Now())
 	done.Used = done.Changed
-	err = s.db.Write(ctx, "database ready", func(ctx context.Context, tx *store.Tx) error {
+	err := s.db.Write(ctx, "database ready", func(ctx context.Context, tx *store.Tx) error {
 		if err := tx.InsertDatabaseMember(ctx, m); err != nil {
 			return err
 		}

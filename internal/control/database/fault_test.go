@@ -39,6 +39,10 @@ var operations = []operation{
 		_, err := w.ResetCredentials(ctx, alice, id)
 		return err
 	}},
+	{"branch", false, func(w *fixture, ctx context.Context, id api.DatabaseID) error {
+		_, err := w.Clone(ctx, alice, id, api.CloneDatabaseRequest{})
+		return errors.Join(err, w.Reconcile(ctx))
+	}},
 	{"delete", false, func(w *fixture, ctx context.Context, id api.DatabaseID) error {
 		return w.Delete(ctx, alice, id)
 	}},

@@ -56,6 +56,13 @@ type Sandboxes interface {
 	Hibernate(ctx context.Context, p auth.Principal, id api.SandboxID) (api.Sandbox, error)
 	Wake(ctx context.Context, p auth.Principal, id api.SandboxID) (api.Sandbox, error)
 	Resume(ctx context.Context, p auth.Principal, id api.SandboxID) (api.Sandbox, error)
+	Fork(
+		ctx context.Context,
+		p auth.Principal,
+		id api.SandboxID,
+		req api.ForkRequest,
+	) (api.ForkResponse, error)
+	SetOwner(ctx context.Context, p auth.Principal, id api.SandboxID, to hostapi.Owner) error
 	Delete(ctx context.Context, p auth.Principal, id api.SandboxID) error
 }
 

@@ -99,16 +99,3 @@ func (s *Service) Failover(
 	return api.Database{}, api.Errorf(api.Unsupported, "database %s has no replica to fail over to: a connection "+
 		"starts its server again", id)
 }
-
-// Clone refuses.
-func (s *Service) Clone(
-	ctx context.Context,
-	p auth.Principal,
-	id api.DatabaseID,
-	_ api.CloneDatabaseRequest,
-) (api.Database, error) {
-	if _, err := s.find(ctx, p, id); err != nil {
-		return api.Database{}, api.AsError(err)
-	}
-	return api.Database{}, api.Errorf(api.Unsupported, "this server cannot branch databases")
-}

@@ -39,10 +39,7 @@ type forkOutcome struct {
 // Fork copies a sandbox, memory and disk. The parent keeps its state; a hibernated parent is woken first. If
 // no child could be made, Fork returns the error of the first.
 func (s *Service) Fork(
-	ctx context.Context,
-	p auth.Principal,
-	id api.SandboxID,
-	req api.ForkRequest,
+	ctx context.Context, p auth.Principal, id api.SandboxID, req api.ForkRequest,
 ) (_ api.ForkResponse, err error) {
 	defer s.finishVerb("fork", time.Now(), &err)
 	if err := req.Validate(); err != nil {

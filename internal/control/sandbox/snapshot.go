@@ -198,7 +198,8 @@ func (s *Service) Snapshots(ctx context.Context, p auth.Principal, f api.Snapsho
 	if p.Workspace == "" {
 		return SnapshotPage{}, errNoWorkspace()
 	}
-	q := store.SnapshotQuery{Workspace: string(p.Workspace), Sandbox: string(f.SandboxID), State: store.SnapshotReady}
+	q := store.SnapshotQuery{Workspace: string(p.Workspace), Sandbox: string(f.SandboxID), Name: f.Name}
+	q.State = store.SnapshotReady
 	limit, err := page.Parse(f.Limit, f.Cursor, &q.BeforeCreated, &q.BeforeID)
 	if err != nil {
 		return SnapshotPage{}, err

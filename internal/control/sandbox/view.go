@@ -38,7 +38,7 @@ func (s *Service) view(r *record) api.Sandbox {
 		Workspace: r.Workspace, Persistent: r.Persistent, TTLSeconds: int64(r.TTL / time.Second),
 		IdleSeconds: int64(s.idle(r).Seconds()), ParentID: r.Parent, TreeID: r.Tree, User: r.User, Workdir: r.Workdir,
 		Egress: !r.Network.BlocksAll(), Network: viewNetwork(r.Network), Limits: viewLimits(r.Limits),
-		Isolation: host.Isolation, Accelerator: host.Accelerator, Generation: r.Generation,
+		Isolation: host.Isolation, Accelerator: host.Accelerator, Generation: r.Generation, StatusSince: r.Changed,
 		PauseMS: milliseconds(r.Pause), FailureReason: r.Reason, PauseReason: string(r.PauseReason), Phases: r.Phases,
 	}
 	if out.MemoryDropped = r.State == api.Hibernated && r.Reason == withoutMemory; out.MemoryDropped {

@@ -74,10 +74,10 @@ func (t *Tx) DeleteSnapshot(ctx context.Context, id string) error {
 
 // SnapshotQuery selects rows, newest first. Zero fields select everything.
 type SnapshotQuery struct {
-	Workspace, Sandbox, State string
-	Limit                     int
-	BeforeCreated             int64
-	BeforeID                  string
+	Workspace, Sandbox, Name, State string
+	Limit                           int
+	BeforeCreated                   int64
+	BeforeID                        string
 }
 
 // Snapshots reads the rows that q selects.
@@ -89,6 +89,9 @@ func (t *Tx) Snapshots(ctx context.Context, q SnapshotQuery) ([]Snapshot, error)
 	}
 	if q.Sandbox != "" {
 		s = s.Where("sandbox = ?", q.Sandbox)
+	}
+	if q.Name != "" {
+		s = s.Where("name = ?", q.Name)
 	}
 	if q.State != "" {
 		s = s.Where("state = ?", q.State)

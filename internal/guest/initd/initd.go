@@ -104,6 +104,11 @@ func Mounts() error {
 			return err
 		}
 	}
+	for _, device := range []string{"/dev/fuse", "/dev/net/tun"} { // as udev sets them: the kernel checks their users
+		if err := os.Chmod(device, 0o666); err != nil && !errors.Is(err, unix.ENOENT) {
+			return fmt.Errorf("set the mode of %s: %w", device, err)
+		}
+	}
 	for name, to := range map[string]string{"fd": "/proc/self/fd", "stdin": "/proc/self/fd/0",
 		"stdout": "/proc/self/fd/1", "stderr": "/proc/self/fd/2"} {
 		if err := os.Symlink(to, "/dev/"+name); err != nil && !errors.Is(err, unix.EEXIST) {

@@ -11,7 +11,6 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
 	"github.com/pandastack/pandastack/internal/host/snapshot"
-	"github.com/pandastack/pandastack/internal/lib/durable"
 	"github.com/pandastack/pandastack/internal/vmm"
 )
 
@@ -234,10 +233,10 @@ func (m *Manager) cloneIntoDraft(mc *machine, draft *snapshot.Draft) error {
 }
 
 // syncDisks makes the content of a machine's disks durable.
-func (mc *machine) syncDisks() error {
+func (m *Manager) syncDisks(mc *machine) error {
 	var err error
 	for _, path := range pathsOf(mc.disks(), diskKind.captured) {
-		err = errors.Join(err, durable.Sync(path))
+		err = errors.Join(err, m.deps.Disks.Sync(path))
 	}
 	return err
 }

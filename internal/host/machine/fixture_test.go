@@ -13,6 +13,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -21,6 +22,7 @@ import (
 	"github.com/pandastack/pandastack/internal/host/machine"
 	"github.com/pandastack/pandastack/internal/host/snapshot"
 	"github.com/pandastack/pandastack/internal/host/volume"
+	"github.com/pandastack/pandastack/internal/lib/durable"
 	"github.com/pandastack/pandastack/internal/vmm"
 )
 
@@ -73,6 +75,7 @@ type fixture struct {
 
 	mu     sync.Mutex
 	events []machine.Event
+	inodes map[uint64]int // how often each file was made durable, by inode; guarded by mu
 }
 
 func newFixture(t *testing.T) *fixture {
@@ -144,7 +147,7 @@ func (w *fixture) boot() {
 		Driver:  w.host,
 		Network: w.network,
 		Cgroups: w.cgroups,
-		Disks:   pageDisks{},
+		Disks:   pageDisks{w.synced},
 		Store:   w.store,
 		Link:    openLink,
 		Volumes: w.volumes,
@@ -610,8 +613,36 @@ func (g *cgroup) Destroy(context.Context) error {
 	return nil
 }
 
+// synced records that a file was made durable.
+func (w *fixture) synced(path string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.inodes == nil {
+		w.inodes = map[uint64]int{}
+	}
+	w.inodes[inodeOf(path)]++
+}
+
+// syncs returns how often the file that a volume has was made durable.
+func (w *fixture) syncs(id hostapi.VolumeID) int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.inodes[inodeOf(w.volumes.Path(id))]
+}
+
+// inodeOf returns the inode of a file; 0: there is none.
+func inodeOf(path string) uint64 {
+	var st syscall.Stat_t
+	if syscall.Stat(path, &st) != nil {
+		return 0
+	}
+	return st.Ino
+}
+
 // pageDisks makes disks on any file system. Copies are of the first page, where guests write; the rest is a hole.
-type pageDisks struct{}
+type pageDisks struct {
+	onSync func(path string) // nil: nothing
+}
 
 const page = 4096
 
@@ -643,3 +674,10 @@ func (pageDisks) Allocate(path string, bytes int64) error {
 }
 
 func (pageDisks) Grow(path string, bytes int64) error { return os.Truncate(path, bytes) }
+
+func (d pageDisks) Sync(path string) error {
+	if d.onSync != nil {
+		d.onSync(path)
+	}
+	return durable.Sync(path)
+}

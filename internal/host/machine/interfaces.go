@@ -81,6 +81,7 @@ type Disks interface {
 	CloneInto(src string, dst *os.File) error // into an open file of the same size
 	Allocate(path string, bytes int64) error  // makes an empty file of that size
 	Grow(path string, bytes int64) error
+	Sync(path string) error // makes a file and its name durable
 }
 
 // Link is the host's end of one guest channel.

@@ -44,7 +44,7 @@ func (m *Manager) shutDown(ctx context.Context, op *operation, mc *machine) erro
 		return err
 	}
 	op.cleanup.Push("resume", func(ctx context.Context) error { return m.resume(ctx, mc) })
-	if err := mc.syncDisks(); err != nil {
+	if err := m.syncDisks(mc); err != nil {
 		return err
 	}
 	op.cleanup.Push("record", func(context.Context) error {
@@ -80,7 +80,7 @@ func (m *Manager) forgetMemory(ctx context.Context, op *operation, mc *machine) 
 		err = m.restoreDisks(mc, snap)
 	}
 	if err == nil {
-		err = mc.syncDisks()
+		err = m.syncDisks(mc)
 	}
 	if err == nil {
 		err = op.done("restore")

@@ -75,7 +75,7 @@ func (m *Manager) syncLater(dir string) {
 func (m *Manager) syncMachine(dir string) {
 	disks, err := filepath.Glob(filepath.Join(dir, snapshot.DiskPattern))
 	for _, path := range disks {
-		err = errors.Join(err, durable.Sync(path))
+		err = errors.Join(err, m.deps.Disks.Sync(path))
 	}
 	err = errors.Join(err, durable.Keep(filepath.Join(dir, recordFile)), durable.SyncDir(m.cfg.Dir))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -11,7 +11,6 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
 	"github.com/pandastack/pandastack/internal/host/snapshot"
-	"github.com/pandastack/pandastack/internal/lib/durable"
 	"github.com/pandastack/pandastack/internal/vmm"
 )
 
@@ -291,7 +290,7 @@ func (m *Manager) detachUnmounted(ctx context.Context, op *operation, mc *machin
 func (m *Manager) forgetVolume(op *operation, mc *machine, place int) error {
 	_, d := mc.diskAt(place)
 	if d.kind == diskVolume {
-		if err := durable.Sync(d.path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		if err := m.deps.Disks.Sync(d.path); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return err
 		}
 	}

@@ -13,7 +13,6 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
 	"github.com/pandastack/pandastack/internal/host/snapshot"
-	"github.com/pandastack/pandastack/internal/lib/durable"
 )
 
 // A machine has a number of drives behind its disks, places, to which it attaches volumes. They are in its template's
@@ -459,7 +458,7 @@ func (m *Manager) detachVolumes(op *operation, mc *machine) error {
 		if m.deps.Volumes == nil {
 			return fmt.Errorf("volume %s: this host has no volumes: %w", v.ID, hostapi.ErrUnsupported)
 		}
-		err := durable.Sync(mc.volumePath(v.ID)) // of a clean volume nothing may be lost in a crash of the host
+		err := m.deps.Disks.Sync(mc.volumePath(v.ID)) // of a clean volume nothing may be lost in a crash of the host
 		if errors.Is(err, os.ErrNotExist) {
 			err = nil
 		}

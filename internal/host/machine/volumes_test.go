@@ -271,6 +271,52 @@ func TestHibernateWithVolumes(t *testing.T) {
 	w.checkEmpty()
 }
 
+// TestVolumesAreDurable checks that the file of a volume is made durable when its writer ends, and under its name
+// before a machine that was woken writes to it.
+func TestVolumesAreDurable(t *testing.T) {
+	w := newFixture(t)
+	w.createWithVolumes()
+	// The inode of a file that was replaced is kept, so that it is not used again.
+	held := filepath.Join(w.dir, "held")
+	for name, do := range map[string]func(){
+		"hibernated and woken": func() {
+			w.must(os.Link(w.volumes.Path("v"), held))
+			w.must(w.mgr.Hibernate(t.Context(), "a"))
+			_, err := w.mgr.Wake(t.Context(), "a")
+			w.must(err)
+			w.must(os.Remove(held))
+		},
+		"stopped": func() {
+			w.must(w.mgr.Stop(t.Context(), "a"))
+		},
+	} {
+		before := inodeOf(w.volumes.Path("v"))
+		had := w.syncs("v")
+		do()
+		if inodeOf(w.volumes.Path("v")) != before {
+			had = 0
+		}
+		if w.syncs("v") <= had {
+			t.Errorf("the volume of a machine that was %s may be lost in a crash of the host", name)
+		}
+		if name == "stopped" {
+			_, err := w.mgr.Wake(t.Context(), "a")
+			w.must(err)
+		}
+	}
+	had := w.syncs("v")
+	w.must(w.detach("a", "v", false))
+	if w.syncs("v") <= had {
+		t.Error("a volume that was detached may be lost in a crash of the host")
+	}
+	w.must(w.attach("a", "v", false))
+	had = w.syncs("v")
+	w.destroy("a")
+	if w.syncs("v") <= had {
+		t.Error("the volume of a machine that was destroyed may be lost in a crash of the host")
+	}
+}
+
 // TestWakeAfterAnotherWriter checks that old memory is not restored over a volume that another machine has written to.
 func TestWakeAfterAnotherWriter(t *testing.T) {
 	w := newFixture(t)
@@ -544,5 +590,60 @@ func TestGrowingVolumeStopsItsWriter(t *testing.T) {
 	w.count("a", 1)
 	w.destroy("a")
 	w.destroy("b")
+	w.checkEmpty()
+}
+
+// TestOldMemoryIsNotUsedAgain checks that a machine that was woken never goes back to the memory from before, over a
+// volume that it has written to since: not when its node ends, and not when its monitor ends, too.
+func TestOldMemoryIsNotUsedAgain(t *testing.T) {
+	w := newFixture(t)
+	w.createWithVolumes()
+	w.count("a", 1)
+	w.must(w.mgr.Hibernate(t.Context(), "a"))
+	_, err := w.mgr.Wake(t.Context(), "a")
+	w.must(err)
+	w.count("a", 2)
+	w.restart(nil)
+	w.wantState("a", hostapi.Running)
+	w.count("a", 3)
+	w.failMonitor("a")
+	w.restart(nil)
+	mc, err := w.mgr.Wake(t.Context(), "a")
+	if err != nil || mc.BootMode != hostapi.BootCold {
+		t.Fatalf("wake after the end of the monitor: boot mode %q, %v; want a cold boot", mc.BootMode, err)
+	}
+	w.count("a", 4)
+	w.destroy("a")
+	w.wantCounter("v", 4)
+	w.checkEmpty()
+}
+
+// TestSnapshotWithOneMoreVolume restores a machine from a snapshot that has volumes, with a volume beside them.
+func TestSnapshotWithOneMoreVolume(t *testing.T) {
+	w := newFixture(t)
+	w.addVolume("v")
+	request := withVolumes("a")
+	request.Volumes = request.Volumes[:1]
+	_, err := w.mgr.Create(t.Context(), request, base, "")
+	w.must(err)
+	_, err = w.mgr.TakeSnapshot(t.Context(), "a", "snapshots/s", nil, nil)
+	w.must(err)
+	w.addVolume("x")
+	mc, err := w.mgr.Create(t.Context(), machine.CreateRequest{ID: "b", Persistent: true,
+		Volumes: []hostapi.VolumeAttachment{{Volume: "x", Mount: "/vol2", Fence: 1}}}, "snapshots/s", "")
+	w.must(err)
+	want := []hostapi.AttachedVolume{
+		{Volume: "x", Mount: "/vol2", SizeMiB: volume.MinMiB},
+		{Volume: "v", Mount: "/vol", SizeMiB: volume.MinMiB, Private: true},
+	}
+	if !reflect.DeepEqual(mc.Volumes, want) || mc.BootMode != hostapi.BootSnapshot {
+		t.Errorf("volumes = %+v, boot mode %s; want %+v and a restore", mc.Volumes, mc.BootMode, want)
+	}
+	if v := w.volume("x"); v.Machine != "b" {
+		t.Errorf("volume x = %+v, want it attached to machine b", v)
+	}
+	w.destroy("b")
+	w.destroy("a")
+	w.must(w.store.Delete("snapshots/s"))
 	w.checkEmpty()
 }

@@ -135,7 +135,17 @@ func (m *Manager) restoreDisks(mc *machine, snap snapshot.Snapshot) error {
 			return fmt.Errorf("restore the disk: %w", err)
 		}
 	}
-	return m.growVolumes(mc)
+	if err := m.growVolumes(mc); err != nil {
+		return err
+	}
+	// What the guest flushes from here on goes to these files: their names must not be those of the old ones after a
+	// crash of the host.
+	for _, path := range pathsOf(mc.disks(), func(k diskKind) bool { return k == diskVolume }) {
+		if err := m.deps.Disks.Sync(path); err != nil {
+			return fmt.Errorf("restore the disk: %w", err)
+		}
+	}
+	return nil
 }
 
 // restoreDisk replaces a file by a clone of another, wholly or not at all.

@@ -599,3 +599,21 @@ func FuzzOpenTar(f *testing.F) {
 		}
 	})
 }
+
+// TestKeepLinks checks that an absolute link that a source names is copied as it is, and any other is followed.
+func TestKeepLinks(t *testing.T) {
+	c := openContext(t, tree{"out": "->/etc/passwd", "to-a": "->a", "a": "a"})
+	cp := copyOf(t, "COPY out to-a /x/")
+	if _, err := c.Select(cp); !errors.Is(err, dockerfile.ErrContext) {
+		t.Errorf("Select of a link out of the context: got %v, want ErrContext", err)
+	}
+	cp.KeepLinks = true
+	s, err := c.Select(cp)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := list(t, s)
+	if !strings.Contains(got, "out 777 7:8 /etc/passwd\n") || !strings.Contains(got, "to-a 644 7:8 a") {
+		t.Errorf("got %s, want the link and the file", got)
+	}
+}

@@ -91,6 +91,9 @@ type Copy struct {
 	Chmod   string   // octal digits; "": unchanged
 	Parents bool     // keep the directories of sources below Dest, starting after "/./" if a source has it
 	Exclude []string // patterns of files to exclude, as in .dockerignore
+	// KeepLinks copies an absolute symbolic link that a source names as it is. Otherwise it is followed, which is an
+	// error if it leads out of the context.
+	KeepLinks bool
 }
 
 // File is a here-document: a file whose content is in the Dockerfile.

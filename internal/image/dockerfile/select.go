@@ -163,6 +163,9 @@ func (c *Context) ignoreHint(e *entry) string {
 func (f *finder) addMatch(e *entry, name, base string) error {
 	f.found = true
 	f.sources++
+	if f.s.copy.KeepLinks && e.isLink() && path.IsAbs(e.link) {
+		return f.addFile(e, path.Base(name))
+	}
 	full, err := f.s.c.resolve(e)
 	if err != nil {
 		return err

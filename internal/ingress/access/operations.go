@@ -200,6 +200,7 @@ var operationsE2B = map[string]Need{
 	"GET /sandboxes/{id}/metrics": read, "GET /sandboxes/{id}/logs": read, "GET /v2/sandboxes/{id}/logs": read,
 	"POST /sandboxes/{id}/snapshots": lifecycle, "GET /snapshots": read, "GET /teams": read,
 	"GET /templates": read, "GET /v2/templates": read, "GET /templates/{id}": read,
+	"PATCH /templates/{id}":    build,
 	"PATCH /v2/templates/{id}": build, "DELETE /templates/{id}": build, "POST /v3/templates": build,
 	"GET /templates/{id}/files/{hash}": build, "POST /v2/templates/{id}/builds/{build}": build,
 	"GET /templates/{id}/builds/{build}/status": read, "GET /templates/{id}/builds/{build}/logs": read,

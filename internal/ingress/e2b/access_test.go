@@ -52,7 +52,7 @@ func TestEveryOperationIsDeclared(t *testing.T) {
 		t.Errorf("only %d operations of the agent were found: %v", len(agent), agent)
 	}
 	for face, list := range map[access.Face][]string{
-		access.Agent: agent, access.Interpreter: interpreter.New(&repl.Runner{}, nil).Patterns(),
+		access.Agent: agent, access.Interpreter: interpreter.New(&repl.Runner{}, nil, nil).Patterns(),
 	} {
 		for _, pattern := range list {
 			if _, ok := access.NeedOf(face, pattern); !ok {

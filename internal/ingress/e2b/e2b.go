@@ -7,6 +7,7 @@ package e2b
 
 import (
 	"crypto/subtle"
+	"log/slog"
 	"net/http"
 	"regexp"
 	"strings"
@@ -23,6 +24,7 @@ import (
 	"github.com/pandastack/pandastack/internal/ingress/e2b/control"
 	"github.com/pandastack/pandastack/internal/ingress/e2b/envd"
 	"github.com/pandastack/pandastack/internal/ingress/e2b/interpreter"
+	"github.com/pandastack/pandastack/internal/ingress/e2b/lenient"
 	"github.com/pandastack/pandastack/internal/ingress/proxy"
 	"github.com/pandastack/pandastack/internal/ingress/repl"
 )
@@ -47,6 +49,7 @@ type Config struct {
 	History *metricshistory.History
 	Guard   *access.Guard // may be shared with other APIs; nil: one without limits on rates, which records nothing
 	Budgets envd.Budgets  // zero: there are no bounds
+	Log     *slog.Logger  // names unknown fields of requests; nil: they are not logged
 }
 
 // Protocol serves E2B's protocol. Make one with New.
@@ -68,6 +71,7 @@ func New(
 	if cfg.Guard == nil {
 		cfg.Guard = access.New(access.Config{}, keys, nil)
 	}
+	bodies := &lenient.Decoder{Log: cfg.Log}
 	c, err := control.New(control.Config{
 		Domain:       cfg.Domain,
 		AgentVersion: envd.Version,
@@ -77,6 +81,7 @@ func New(
 		Memory:       cfg.Budgets.Memory,
 		History:      cfg.History,
 		Guard:        cfg.Guard,
+		Bodies:       bodies,
 	}, sandboxes, templates)
 	if err != nil {
 		return nil, err
@@ -85,7 +90,7 @@ func New(
 		guard:       cfg.Guard,
 		control:     c,
 		agent:       envd.New(cfg.Budgets),
-		interpreter: interpreter.New(runner, cfg.Budgets.Memory),
+		interpreter: interpreter.New(runner, cfg.Budgets.Memory, bodies),
 	}, nil
 }
 

@@ -236,7 +236,7 @@ func TestRefusals(t *testing.T) {
 		"no-key":    {"GET", "/v2/sandboxes", "", "", 401, "error_code"},
 		"wrong-key": {"GET", "/v2/sandboxes", "e2b_0123", "", 401, "error_code"},
 		"unknown-field": {"POST", "/v2/sandboxes", w.key,
-			`{"templateID":"base","colour":{}}`, 400, `field \"colour\"`},
+			`{"templateID":"base","allowColour":{}}`, 400, `field \"allowColour\"`},
 		"no-template":    {"POST", "/v2/sandboxes", w.key, `{}`, 400, "templateID"},
 		"other-template": {"POST", "/v2/sandboxes", w.key, `{"templateID":"nope"}`, 400, "nope"},
 		"bad-json":       {"POST", "/v2/sandboxes", w.key, `{"templateID":`, 400, "body"},

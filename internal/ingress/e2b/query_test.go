@@ -150,7 +150,9 @@ func TestEveryField(t *testing.T) {
 		"mcp":          {`"mcp":{"server":{}}`, "", 501},
 		"iam":          {`"iam":{"tokens":{"a":{}}}`, "", 501},
 		"volumeMounts": {`"volumeMounts":[{"name":"v","path":"v"}]`, "", 400},
-		"colour":       {`"colour":"red"`, "", 400},
+		"colour":       {`"colour":"red","autoResume":{"policy":"any"}`, `"onTimeout":"kill"`, 201},
+		"allowedHosts": {`"allowedHosts":[]`, "", 400},
+		"network.new":  {`"network":{"new":1}`, "", 400},
 		"nothing": {
 			`"mcp":null,"iam":{},"volumeMounts":[],"network":{"egressProxy":null,"rules":{}}`,
 			`"onTimeout":"kill"`, 201,

@@ -31,7 +31,7 @@ var ofSandbox = []route{
 	{"POST", "/timeout", `{"timeout":60}`, 0},
 	{"POST", "/refreshes", `{"duration":60}`, 0},
 	{"PUT", "/network", `{}`, 0},
-	{"POST", "/fork", `{"count":1}`, 0},
+	{"POST", "/fork", `{"count":1}`, 409},
 	{"POST", "/snapshots", `{}`, 0},
 	{"POST", "/resume", `{}`, 201},
 	{"POST", "/pause", `{}`, 409},
@@ -69,6 +69,7 @@ var others = []route{
 	{"POST", "/templates", "", 0},
 	{"POST", "/v2/templates", "", 0},
 	{"PUT", "/templates/uploads/{hash}", "", 0},
+	{"PATCH", "/templates/{id}", `{"public":false}`, 0},
 	{"PATCH", "/v2/templates/{id}", `{"public":false}`, 0},
 	{"GET", "/volumes", "", 0},
 	{"POST", "/volumes", `{"name":"mine"}`, 0},
@@ -143,8 +144,9 @@ func TestOtherRoutesRefuse(t *testing.T) {
 				return
 			}
 			for name, body := range map[string]string{
-				"malformed": `{"name":`, "list": `[]`, "two values": r.body + `}`, "unknown field": `{"colour":"red"}`,
-				"oversize": `{"colour":"` + strings.Repeat("x", 2<<20) + `"}`,
+				"malformed": `{"name":`, "list": `[]`, "two values": r.body + `}`,
+				"unknown field": `{"accessColour":"red"}`,
+				"oversize":      `{"colour":"` + strings.Repeat("x", 2<<20) + `"}`,
 			} {
 				if status, text, _ := w.call(r.method, path, w.key, body); status != 400 && status != 413 &&
 					status != 501 {
@@ -202,7 +204,7 @@ func TestRoutesRefuse(t *testing.T) {
 				"malformed":     {`{"timeout":`, 400},
 				"list":          {`[]`, 400},
 				"two values":    {r.body + `}`, 400},
-				"unknown field": {`{"colour":"red"}`, 400},
+				"unknown field": {`{"accessColour":"red"}`, 400},
 				"oversize":      {`{"colour":"` + strings.Repeat("x", 2<<20) + `"}`, 413},
 			} {
 				if status, text, _ := w.call(r.method, path, w.key, tt.body); status != tt.status {

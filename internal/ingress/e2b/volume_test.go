@@ -54,10 +54,10 @@ func TestVolumes(t *testing.T) {
 		t.Errorf("list = %s, want %s", list, want)
 	}
 	for body, want := range map[string]int{
-		`{"name":"data"}`: 409, `{"name":""}`: 400, `{}`: 400, `{"name":"a/b"}`: 400, `{"name":"x","size":1}`: 400,
+		`{"name":"data"}`: 409, `{"name":""}`: 400, `{}`: 400, `{"name":"a/b"}`: 400, `{"name":"x","access":1}`: 400,
 	} {
 		if status, text, _ := w.call("POST", "/volumes", w.key, body); status != want ||
-			!strings.Contains(text, "name") && !strings.Contains(text, "size") {
+			!strings.Contains(text, "name") && !strings.Contains(text, "access") {
 			t.Errorf("create with %s: got %d %s, want %d and the field", body, status, text, want)
 		}
 	}

@@ -28,6 +28,7 @@ import (
 	"github.com/pandastack/pandastack/internal/host/probe/probetest"
 	"github.com/pandastack/pandastack/internal/integrationtest"
 	"github.com/pandastack/pandastack/internal/lib/blob/blobtest"
+	"github.com/pandastack/pandastack/internal/lib/durable"
 	"github.com/pandastack/pandastack/internal/lib/keyring"
 	"github.com/pandastack/pandastack/internal/os/disk"
 	"github.com/pandastack/pandastack/internal/os/jail"
@@ -88,6 +89,7 @@ func (diskImages) Clone(src, dst string) error              { return disk.Clone(
 func (diskImages) CloneInto(src string, dst *os.File) error { return disk.CloneInto(src, dst) }
 func (diskImages) Allocate(path string, bytes int64) error  { return disk.Allocate(path, bytes) }
 func (diskImages) Grow(path string, bytes int64) error      { return disk.Grow(path, bytes) }
+func (diskImages) Sync(path string) error                   { return durable.Sync(path) }
 
 // testHost is a host agent whose machines run in the fake, in jails. Several share an object store.
 type testHost struct {

@@ -92,7 +92,7 @@ func (s *Server) newTemplate(r *http.Request, p auth.Principal) (int, any, error
 	var in newTemplate
 	b, err := s.builder()
 	if err == nil {
-		err = decode(r, &in)
+		err = s.decode(r, &in)
 	}
 	if err == nil {
 		err = checkTeam(in.TeamID, p)
@@ -121,8 +121,10 @@ func (s *Server) newTemplate(r *http.Request, p auth.Principal) (int, any, error
 	if len(in.Tags) == 0 {
 		in.Tags = []string{api.DefaultTag}
 	}
-	return http.StatusAccepted, map[string]any{"templateID": made.TemplateID, "buildID": made.ID, "public": false,
-		"names": []string{string(p.Workspace) + "/" + name}, "tags": in.Tags, "aliases": []string{name}}, err
+	return http.StatusAccepted, map[string]any{
+		"templateID": made.TemplateID, "buildID": buildUUID(string(made.ID)), "public": false,
+		"names": []string{string(p.Workspace) + "/" + name}, "tags": in.Tags, "aliases": []string{name},
+	}, err
 }
 
 // uploadLink returns where to upload the files with a hash, unless they were uploaded before.
@@ -199,16 +201,21 @@ func (s *Server) putFiles(r *http.Request, b Builds) (p auth.Principal, err erro
 	return p, b.PutFiles(r.Context(), p, hash, r.Body)
 }
 
+type registry struct {
+	Type     string `json:"type"`
+	Username string `json:"username"`
+	Password string `json:"password"`
+}
+
+// DecidesAccess implements lenient.Strict.
+func (registry) DecidesAccess() {}
+
 type buildStart struct {
-	FromImage    string `json:"fromImage"`
-	FromTemplate string `json:"fromTemplate"`
-	Registry     *struct {
-		Type     string `json:"type"`
-		Username string `json:"username"`
-		Password string `json:"password"`
-	} `json:"fromImageRegistry"`
-	Force bool `json:"force"`
-	Steps []struct {
+	FromImage    string    `json:"fromImage"`
+	FromTemplate string    `json:"fromTemplate"`
+	Registry     *registry `json:"fromImageRegistry"`
+	Force        bool      `json:"force"`
+	Steps        []struct {
 		Type      string   `json:"type"`
 		Args      []string `json:"args"`
 		FilesHash string   `json:"filesHash"`
@@ -219,13 +226,13 @@ type buildStart struct {
 }
 
 // buildID returns the id of the build in the path.
-func buildID(r *http.Request) (api.BuildID, error) { return api.ParseBuildID(r.PathValue("build")) }
+func buildID(r *http.Request) (api.BuildID, error) { return parseBuildID(r.PathValue("build")) }
 
 func (s *Server) startBuild(r *http.Request, p auth.Principal) (int, any, error) {
 	var in buildStart
 	b, err := s.builder()
 	if err == nil {
-		err = decode(r, &in)
+		err = s.decode(r, &in)
 	}
 	if err != nil {
 		return 0, nil, err
@@ -313,7 +320,7 @@ func (s *Server) buildStatus(r *http.Request, p auth.Principal) (int, any, error
 	}
 	out := map[string]any{
 		"templateID": got.TemplateID,
-		"buildID":    got.ID,
+		"buildID":    buildUUID(string(got.ID)),
 		"status":     "building",
 		"logs":       logs,
 		"logEntries": entries,
@@ -328,9 +335,7 @@ func (s *Server) buildStatus(r *http.Request, p auth.Principal) (int, any, error
 			reason["step"] = n
 		}
 		out["reason"] = reason
-	case api.BuildQueued:
-		out["status"] = "waiting"
-	case api.BuildRunning, api.BuildBaking:
+	case api.BuildQueued, api.BuildRunning, api.BuildBaking:
 	}
 	return http.StatusOK, out, nil
 }
@@ -340,12 +345,12 @@ func (s *Server) assignTags(r *http.Request, p auth.Principal) (int, any, error)
 		Target string   `json:"target"`
 		Tags   []string `json:"tags"`
 	}
-	if err := decode(r, &in); err != nil {
+	if err := s.decode(r, &in); err != nil {
 		return 0, nil, err
 	}
 	name, tag := api.SplitTemplate(stripNamespace(in.Target, p))
 	t, err := s.templates.Tag(r.Context(), p, name, api.TagRequest{Target: tag, Tags: in.Tags})
-	return http.StatusCreated, map[string]any{"buildID": t.Version, "tags": in.Tags}, err
+	return http.StatusCreated, map[string]any{"buildID": buildUUID(string(t.Version)), "tags": in.Tags}, err
 }
 
 func (s *Server) removeTags(r *http.Request, p auth.Principal) (int, any, error) {
@@ -353,7 +358,7 @@ func (s *Server) removeTags(r *http.Request, p auth.Principal) (int, any, error)
 		Name string   `json:"name"`
 		Tags []string `json:"tags"`
 	}
-	if err := decode(r, &in); err != nil {
+	if err := s.decode(r, &in); err != nil {
 		return 0, nil, err
 	}
 	for _, tag := range in.Tags {
@@ -369,7 +374,7 @@ func (s *Server) listTags(r *http.Request, p auth.Principal) (int, any, error) {
 	out := []map[string]any{}
 	for _, v := range t.Versions {
 		for _, tag := range v.Tags {
-			out = append(out, map[string]any{"tag": tag, "buildID": v.ID, "createdAt": v.CreatedAt})
+			out = append(out, map[string]any{"tag": tag, "buildID": buildUUID(string(v.ID)), "createdAt": v.CreatedAt})
 		}
 	}
 	return http.StatusOK, out, err

@@ -1,8 +1,9 @@
 // Package control serves the control API of E2B's protocol, over the services that /v1 serves too.
 //
 // It owns the names, shapes and status codes of that protocol (npm e2b 2.51.0 and older clients of the 2.x and 1.x
-// lines) and translates. The sandbox service does the work. A field that this server cannot honour is refused by its
-// name, never ignored. Package envd serves processes and files.
+// lines) and translates. The sandbox service does the work. A known field that this server cannot honour
+// is refused by its name. Unknown fields are refused where they may decide access, and else logged (package lenient).
+// Package envd serves processes and files.
 //
 // A Server has no state of its own but the measurements of package metricshistory. All requests may run at once.
 package control
@@ -29,6 +30,7 @@ import (
 	"github.com/pandastack/pandastack/internal/control/sandbox"
 	"github.com/pandastack/pandastack/internal/control/volume"
 	"github.com/pandastack/pandastack/internal/ingress/access"
+	"github.com/pandastack/pandastack/internal/ingress/e2b/lenient"
 	"github.com/pandastack/pandastack/internal/lib/budget"
 )
 
@@ -53,6 +55,8 @@ type Config struct {
 	Guard *access.Guard
 	// History keeps measurements; its owner runs it. nil: one of the server's own, which is not run.
 	History *metricshistory.History
+	// Bodies decodes bodies of requests; nil: one that logs nothing.
+	Bodies *lenient.Decoder
 }
 
 // Server serves the control API.
@@ -64,6 +68,7 @@ type Server struct {
 	started   time.Time
 	patterns  []string // patterns of mux
 	history   *metricshistory.History
+	bodies    *lenient.Decoder
 }
 
 // New returns a server. A secret that is too short is an error.
@@ -78,6 +83,7 @@ func New(cfg Config, sandboxes *sandbox.Service, templates Templates) (*Server, 
 		mux:       http.NewServeMux(),
 		started:   time.Now().UTC(),
 		history:   cmp.Or(cfg.History, metricshistory.New(sandboxes)),
+		bodies:    cmp.Or(cfg.Bodies, &lenient.Decoder{}),
 	}
 	return s, s.routes()
 }
@@ -124,6 +130,14 @@ func keyOf(r *http.Request) string {
 	return token
 }
 
+// targetOf returns what a request acts on, for the audit log.
+func targetOf(pattern string, r *http.Request) string {
+	if strings.Contains(pattern, "/sandboxes/{id}") {
+		return string(sandboxID(r))
+	}
+	return r.PathValue("id")
+}
+
 // authenticated admits the caller before the route is called, and records the call.
 func (s *Server) authenticated(pattern string, rt route) http.HandlerFunc {
 	refuse := writeError
@@ -132,7 +146,7 @@ func (s *Server) authenticated(pattern string, rt route) http.HandlerFunc {
 	}
 	return func(w http.ResponseWriter, r *http.Request) {
 		call := access.Call{
-			Face: access.E2B, Pattern: pattern, Token: keyOf(r), Target: r.PathValue("id"), Began: time.Now(),
+			Face: access.E2B, Pattern: pattern, Token: keyOf(r), Target: targetOf(pattern, r), Began: time.Now(),
 		}
 		w = access.Watch(w, func(status int) {
 			call.Status = status
@@ -222,8 +236,9 @@ func (s *Server) token(kind string, id api.SandboxID) string {
 // maxBody bounds the body of a request, in bytes.
 const maxBody = 1 << 20
 
-// decode reads the body into v. No body is an empty object. An unknown field is refused by its name.
-func decode(r *http.Request, v any) error {
+// decode reads the body into v. No body is an empty object. An unknown field is refused by its name if it may decide
+// access; any other is logged.
+func (s *Server) decode(r *http.Request, v any) error {
 	data, err := io.ReadAll(io.LimitReader(r.Body, maxBody+1))
 	if slow, ok := errors.AsType[*api.Error](err); ok {
 		return slow
@@ -237,17 +252,13 @@ func decode(r *http.Request, v any) error {
 	if len(strings.TrimSpace(string(data))) == 0 {
 		return nil
 	}
-	dec := json.NewDecoder(strings.NewReader(string(data)))
-	dec.DisallowUnknownFields()
-	if err := dec.Decode(v); err != nil {
-		text := strings.TrimPrefix(err.Error(), "json: ")
-		if field, ok := strings.CutPrefix(text, "unknown field "); ok {
-			return api.Errorf(api.Invalid, "field %s is not supported by this server: leave it out", field)
-		}
-		return api.Errorf(api.Invalid, "the body is not what is expected here: %s", text)
+	err = s.bodies.Decode(r.Pattern, data, v)
+	if _, ok := errors.AsType[*lenient.UnknownError](err); ok {
+		return api.Errorf(api.Invalid, "%v", err)
 	}
-	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
-		return api.Errorf(api.Invalid, "the body holds more than one value")
+	if err != nil {
+		text := strings.TrimPrefix(err.Error(), "json: ")
+		return api.Errorf(api.Invalid, "the body is not what is expected here: %s", text)
 	}
 	return nil
 }

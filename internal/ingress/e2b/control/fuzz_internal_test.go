@@ -12,16 +12,19 @@ import (
 
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/control/auth"
+	"github.com/pandastack/pandastack/internal/ingress/e2b/lenient"
 )
 
-// FuzzDecode checks that what is accepted is one JSON value of known fields, and that a refusal says why.
+// FuzzDecode checks that what is accepted is one JSON value without unknown fields that decide access, and that a
+// refusal says why.
 func FuzzDecode(f *testing.F) {
 	f.Add(`{"templateID":"base","network":{"allowOut":["a.example"],"denyOut":["0.0.0.0/0"]}}`)
 	f.Add(`{"templateID":"base"}{}`)
 	f.Add(`{"templateID":1}`)
 	f.Fuzz(func(t *testing.T, body string) {
 		var n newSandbox
-		err := decode(httptest.NewRequest("POST", "/", strings.NewReader(body)), &n)
+		s := &Server{bodies: &lenient.Decoder{}}
+		err := s.decode(httptest.NewRequest("POST", "/", strings.NewReader(body)), &n)
 		if err != nil {
 			if e := api.AsError(err); e.Code != api.Invalid && e.Code != api.TooLarge || e.Message == "" {
 				t.Errorf("decode(%q) = %v, want a code and a message", body, err)

@@ -3,6 +3,7 @@ package control
 import (
 	"net/http"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/pandastack/pandastack/api"
@@ -16,7 +17,7 @@ func (s *Server) connect(r *http.Request, p auth.Principal) (int, any, error) {
 		Timeout *int64 `json:"timeout"`
 		Memory  *bool  `json:"memory"`
 	}
-	if err := decode(r, &req); err != nil {
+	if err := s.decode(r, &req); err != nil {
 		return 0, nil, err
 	}
 	timeout, err := parseTimeout(req.Timeout, defaultTimeout)
@@ -74,7 +75,7 @@ func (s *Server) resume(r *http.Request, p auth.Principal) (int, any, error) {
 		AutoPause *bool  `json:"autoPause"`
 		Memory    *bool  `json:"memory"`
 	}
-	if err := decode(r, &req); err != nil {
+	if err := s.decode(r, &req); err != nil {
 		return 0, nil, err
 	}
 	timeout, err := parseTimeout(req.Timeout, defaultTimeoutV1)
@@ -110,7 +111,7 @@ func (s *Server) pause(r *http.Request, p auth.Principal) (int, any, error) {
 	var req struct {
 		Memory *bool `json:"memory"`
 	}
-	if err := decode(r, &req); err != nil {
+	if err := s.decode(r, &req); err != nil {
 		return 0, nil, err
 	}
 	b, err := s.sandboxes.Get(r.Context(), p, sandboxID(r))
@@ -136,7 +137,7 @@ func (s *Server) timeout(r *http.Request, p auth.Principal) (int, any, error) {
 	var req struct {
 		Timeout *int64 `json:"timeout"`
 	}
-	if err := decode(r, &req); err != nil {
+	if err := s.decode(r, &req); err != nil {
 		return 0, nil, err
 	}
 	if req.Timeout == nil {
@@ -146,6 +147,13 @@ func (s *Server) timeout(r *http.Request, p auth.Principal) (int, any, error) {
 	if seconds > maxTimeout {
 		return 0, nil, api.Errorf(api.Invalid, "timeout: %d is more than %d seconds", seconds, maxTimeout)
 	}
+	b, err := s.sandboxes.Get(r.Context(), p, sandboxID(r))
+	if err != nil {
+		return 0, nil, err
+	}
+	if b.Status == api.Hibernating {
+		return 0, nil, api.Errorf(api.WrongState, "sandbox %s is being paused", b.ID)
+	}
 	return http.StatusNoContent, nil, s.setTimeout(r, p, seconds)
 }
 
@@ -153,7 +161,7 @@ func (s *Server) refresh(r *http.Request, p auth.Principal) (int, any, error) {
 	var req struct {
 		Duration int64 `json:"duration"`
 	}
-	if err := decode(r, &req); err != nil {
+	if err := s.decode(r, &req); err != nil {
 		return 0, nil, err
 	}
 	if req.Duration < 0 || req.Duration > maxTimeout {
@@ -182,7 +190,7 @@ func (s *Server) fork(r *http.Request, p auth.Principal) (int, any, error) {
 		Timeout *int64 `json:"timeout"`
 		Count   *int   `json:"count"`
 	}
-	if err := decode(r, &req); err != nil {
+	if err := s.decode(r, &req); err != nil {
 		return 0, nil, err
 	}
 	timeout, err := parseTimeout(req.Timeout, defaultTimeout)
@@ -198,6 +206,13 @@ func (s *Server) fork(r *http.Request, p auth.Principal) (int, any, error) {
 	}
 	if err := f.Validate(); err != nil {
 		return 0, nil, err
+	}
+	b, err := s.sandboxes.Get(r.Context(), p, sandboxID(r))
+	if err != nil {
+		return 0, nil, err
+	}
+	if newState(b.Status) == "paused" {
+		return 0, nil, api.Errorf(api.WrongState, "sandbox %s is paused: connect to it before it is forked", b.ID)
 	}
 	answer, err := s.sandboxes.Fork(r.Context(), p, sandboxID(r), f)
 	if err != nil {
@@ -235,10 +250,10 @@ func (s *Server) snapshot(r *http.Request, p auth.Principal) (int, any, error) {
 	var req struct {
 		Name string `json:"name"`
 	}
-	if err := decode(r, &req); err != nil {
+	if err := s.decode(r, &req); err != nil {
 		return 0, nil, err
 	}
-	take := api.SnapshotRequest{Name: req.Name}
+	take := api.SnapshotRequest{Name: snapshotName(req.Name, p)}
 	if err := take.Validate(); err != nil {
 		return 0, nil, err
 	}
@@ -248,7 +263,7 @@ func (s *Server) snapshot(r *http.Request, p auth.Principal) (int, any, error) {
 
 func (s *Server) snapshots(r *http.Request, p auth.Principal) (int, any, error) {
 	q := r.URL.Query()
-	f := api.SnapshotFilter{SandboxID: api.SandboxID(q.Get("sandboxID")), Limit: 100, Cursor: q.Get("nextToken")}
+	f := api.SnapshotFilter{SandboxID: shortID(q.Get("sandboxID")), Limit: 100, Cursor: q.Get("nextToken")}
 	if text := q.Get("limit"); text != "" {
 		n, err := strconv.Atoi(text)
 		if err != nil || n < 1 || n > 100 {
@@ -256,15 +271,30 @@ func (s *Server) snapshots(r *http.Request, p auth.Principal) (int, any, error) 
 		}
 		f.Limit = n
 	}
+	if name := q.Get("name"); name != "" {
+		f.Name = snapshotName(name, p)
+	}
 	page, err := s.sandboxes.Snapshots(r.Context(), p, f)
 	if err != nil {
 		return 0, nil, err
 	}
 	out := []snapshotResponse{}
 	for _, sn := range page.Snapshots {
-		if name := q.Get("name"); name == "" || name == sn.Name {
-			out = append(out, newSnapshotResponse(sn))
-		}
+		out = append(out, newSnapshotResponse(sn))
 	}
 	return http.StatusOK, paged{items: out, next: page.Next, running: -1}, nil
+}
+
+// snapshotName returns the name of a snapshot as it was given, without namespace and default tag.
+func snapshotName(name string, p auth.Principal) string {
+	return strings.TrimSuffix(stripNamespace(name, p), ":"+api.DefaultTag)
+}
+
+// snapshotNamed returns the newest snapshot with a name, "" if there is none.
+func (s *Server) snapshotNamed(r *http.Request, p auth.Principal, name string) api.SnapshotID {
+	page, err := s.sandboxes.Snapshots(r.Context(), p, api.SnapshotFilter{Name: snapshotName(name, p), Limit: 1})
+	if err != nil || len(page.Snapshots) == 0 {
+		return "" // the create, which was refused for its template, says why
+	}
+	return page.Snapshots[0].ID
 }

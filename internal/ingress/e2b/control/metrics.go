@@ -185,8 +185,8 @@ func (s *Server) metricsOfMany(r *http.Request, p auth.Principal) (int, any, err
 	out := map[string]metric{}
 	var asked []api.SandboxID
 	for _, id := range ids {
-		if !slices.Contains(asked, api.SandboxID(id)) {
-			asked = append(asked, api.SandboxID(id))
+		if !slices.Contains(asked, shortID(id)) {
+			asked = append(asked, shortID(id))
 		}
 	}
 	all, err := s.sampleGuests(r, p, asked)

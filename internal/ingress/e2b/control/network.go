@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"net/http"
+	"net/netip"
 	"slices"
 	"strings"
 
@@ -32,6 +33,9 @@ type rules struct {
 		} `json:"transform"`
 	} `json:"rules"`
 }
+
+// DecidesAccess implements lenient.Strict.
+func (rules) DecidesAccess() {}
 
 // networkUpdate replaces all earlier rules.
 type networkUpdate struct {
@@ -63,12 +67,30 @@ func (r rules) policy(prefix string, internet *bool) (api.Network, error) {
 			n.DenyOut = append(n.DenyOut, e)
 		}
 	}
+	for _, e := range n.DenyOut {
+		if !isAddress(e) {
+			return n, api.Errorf(api.Invalid, "%sdenyOut: %.80q is no IPv4 address or network", prefix, e).
+				With("field", prefix+"denyOut")
+		}
+	}
 	if len(n.AllowOut) > 0 && len(n.DenyOut) == 0 && !n.DenyOthers {
-		return n, api.Errorf(api.Invalid,
-			"%sallowOut: closes nothing by itself; put %q into denyOut to block all other traffic", prefix, everything).
-			With("field", prefix+"allowOut")
+		if i := slices.IndexFunc(n.AllowOut, func(e string) bool { return !isAddress(e) }); i >= 0 {
+			return n, api.Errorf(api.Invalid,
+				"%sallowOut: %.80q closes nothing by itself; put %q into denyOut to block all other traffic",
+				prefix, n.AllowOut[i], everything).With("field", prefix+"allowOut")
+		}
+		n.AllowOut = nil // everything is allowed
 	}
 	return n, translateField(n.Validate(), prefix)
+}
+
+// isAddress reports whether an entry is an IPv4 address or network, and not a domain.
+func isAddress(entry string) bool {
+	if p, err := netip.ParsePrefix(entry); err == nil {
+		return p.Addr().Is4()
+	}
+	a, err := netip.ParseAddr(entry)
+	return err == nil && a.Is4()
 }
 
 // checkSupported returns an error for rules that would need to read the guest's encrypted connections: this server
@@ -132,7 +154,7 @@ func (n *newSandbox) policy() (*api.Network, error) {
 
 func (s *Server) setNetwork(r *http.Request, p auth.Principal) (int, any, error) {
 	var in networkUpdate
-	if err := decode(r, &in); err != nil {
+	if err := s.decode(r, &in); err != nil {
 		return 0, nil, err
 	}
 	n, err := in.policy("", in.Internet)

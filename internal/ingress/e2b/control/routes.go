@@ -63,6 +63,7 @@ func (s *Server) templateRoutes() map[string]route {
 		"GET /templates":                            {s.listTemplates, "teamID"},
 		"GET /v2/templates":                         {s.listTemplates, "teamID"},
 		"GET /templates/{id}":                       {s.getTemplate, ""},
+		"PATCH /templates/{id}":                     {s.changeTemplate, ""},
 		"PATCH /v2/templates/{id}":                  {s.changeTemplate, ""},
 		"DELETE /templates/{id}":                    {s.deleteTemplate, ""},
 		"POST /v3/templates":                        {s.newTemplate, ""},

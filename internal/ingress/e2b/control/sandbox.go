@@ -43,6 +43,9 @@ type volumeMount struct {
 	Path string `json:"path"`
 }
 
+// DecidesAccess implements lenient.Strict: a field such as readOnly must not be lost.
+func (volumeMount) DecidesAccess() {}
+
 type autoResume struct {
 	Enabled bool `json:"enabled"`
 }
@@ -104,7 +107,7 @@ func (s *Server) createV2(r *http.Request, p auth.Principal) (int, any, error) {
 
 func (s *Server) create(r *http.Request, p auth.Principal, fallback int64, secure bool) (int, any, error) {
 	var n newSandbox
-	if err := decode(r, &n); err != nil {
+	if err := s.decode(r, &n); err != nil {
 		return 0, nil, err
 	}
 	if err := n.check(); err != nil {
@@ -150,6 +153,12 @@ func (s *Server) create(r *http.Request, p auth.Principal, fallback int64, secur
 		return 0, nil, err
 	}
 	box, err := s.sandboxes.Create(r.Context(), p, req)
+	if req.Template != "" && (isCode(err, api.NotFound) || isCode(err, api.Invalid)) {
+		if id := s.snapshotNamed(r, p, req.Template); id != "" {
+			req.Template, req.FromSnapshot = "", id
+			box, err = s.sandboxes.Create(r.Context(), p, req)
+		}
+	}
 	if err != nil {
 		return 0, nil, err
 	}
@@ -267,6 +276,7 @@ func (s *Server) tokenFor(p auth.Principal, b api.Sandbox) string {
 
 type sandboxInfo struct {
 	TemplateID  string            `json:"templateID"`
+	Alias       string            `json:"alias,omitempty"`
 	SandboxID   string            `json:"sandboxID"`
 	ClientID    string            `json:"clientID"`
 	StartedAt   time.Time         `json:"startedAt"`
@@ -308,6 +318,12 @@ func (s *Server) sandboxInfo(b api.Sandbox) sandboxInfo {
 	}
 	if b.ExpiresAt != nil {
 		l.EndAt = *b.ExpiresAt
+	}
+	if l.State == "paused" && !b.StatusSince.IsZero() {
+		l.EndAt = b.StatusSince
+	}
+	if b.FromSnapshot == "" && !api.TemplateID(b.Template).Valid() {
+		l.Alias, _ = api.SplitTemplate(b.Template)
 	}
 	for k, v := range b.Metadata {
 		if !isMarkerKey(k) {
@@ -374,16 +390,17 @@ func (s *Server) listV2(r *http.Request, p auth.Principal) (int, any, error) {
 	if err != nil {
 		return 0, nil, err
 	}
-	running, err := s.countRunning(r, p)
+	running, err := s.countRunning(r, p, f)
 	if err != nil {
 		return 0, nil, err
 	}
 	return http.StatusOK, paged{items: s.sandboxInfos(page.Sandboxes), next: page.Next, running: running}, nil
 }
 
-// countRunning returns how many sandboxes of the caller run, on all pages.
-func (s *Server) countRunning(r *http.Request, p auth.Principal) (int, error) {
-	all, err := s.sandboxes.List(r.Context(), p, api.SandboxFilter{Statuses: statusesOf["running"]})
+// countRunning returns how many sandboxes that match a filter run, on all pages.
+func (s *Server) countRunning(r *http.Request, p auth.Principal, f api.SandboxFilter) (int, error) {
+	f.Statuses, f.Limit, f.Cursor = statusesOf["running"], 0, ""
+	all, err := s.sandboxes.List(r.Context(), p, f)
 	return len(all.Sandboxes), err
 }
 
@@ -433,7 +450,13 @@ func parseFilter(q url.Values) (api.SandboxFilter, error) {
 	return f, nil
 }
 
-func sandboxID(r *http.Request) api.SandboxID { return api.SandboxID(r.PathValue("id")) }
+func sandboxID(r *http.Request) api.SandboxID { return shortID(r.PathValue("id")) }
+
+// shortID returns the id of a sandbox that clients of version 1 write with that of the client, as <id>-<client>.
+func shortID(text string) api.SandboxID {
+	id, _, _ := strings.Cut(text, "-")
+	return api.SandboxID(id)
+}
 
 func (s *Server) get(r *http.Request, p auth.Principal) (int, any, error) {
 	b, err := s.sandboxes.Get(r.Context(), p, sandboxID(r))

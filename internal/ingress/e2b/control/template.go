@@ -30,13 +30,13 @@ type templateResponse struct {
 
 func (s *Server) templateResponse(t api.Template) templateResponse {
 	a := templateResponse{
-		TemplateID: t.Name, BuildID: t.Name, CPUCount: t.CPU, MemoryMB: t.MemoryMB, DiskSizeMB: t.DiskMB,
+		TemplateID: t.Name, BuildID: buildUUID(t.Name), CPUCount: t.CPU, MemoryMB: t.MemoryMB, DiskSizeMB: t.DiskMB,
 		Public: t.IsGlobal, Aliases: []string{t.Name}, Names: []string{t.Name},
 		EnvdVersion: s.cfg.AgentVersion, BuildStatus: "waiting",
 		CreatedAt: s.started, UpdatedAt: s.started, // recipes are part of the program
 	}
 	if t.ID != "" {
-		a.TemplateID, a.BuildID, a.BuildCount = string(t.ID), string(t.Version), len(t.Versions)
+		a.TemplateID, a.BuildID, a.BuildCount = string(t.ID), buildUUID(string(t.Version)), len(t.Versions)
 	}
 	if t.BakedAt != nil {
 		a.CreatedAt, a.UpdatedAt, a.BuildCount = *t.BakedAt, *t.BakedAt, max(1, len(t.Versions))
@@ -82,7 +82,7 @@ func (s *Server) changeTemplate(r *http.Request, p auth.Principal) (int, any, er
 	var in struct {
 		Public *bool `json:"public"`
 	}
-	if err := decode(r, &in); err != nil {
+	if err := s.decode(r, &in); err != nil {
 		return 0, nil, err
 	}
 	t, err := s.templates.Get(r.Context(), p, stripNamespace(r.PathValue("id"), p))

@@ -22,6 +22,7 @@ import (
 
 // content is one request for what a volume has.
 type content struct {
+	s      *Server
 	ctx    context.Context
 	r      *http.Request
 	volume *volume.Service
@@ -37,7 +38,7 @@ func (s *Server) content(write bool, f func(*content) (int, any, error)) handler
 		if err != nil {
 			return 0, nil, err
 		}
-		c := &content{r: r, volume: all, path: r.URL.Query().Get("path")}
+		c := &content{s: s, r: r, volume: all, path: r.URL.Query().Get("path")}
 		if err := api.ValidatePath("path", c.path); err != nil {
 			return 0, nil, err
 		}
@@ -111,6 +112,9 @@ type attributes struct {
 	Mode *uint32 `json:"mode"`
 }
 
+// DecidesAccess implements lenient.Strict.
+func (attributes) DecidesAccess() {}
+
 // Bounds of attributes. The largest number of a user or group means none to programs.
 const (
 	maxOwner = 1<<32 - 2
@@ -173,7 +177,7 @@ func (c *content) set(at string, a attributes) error {
 
 func changePath(c *content) (int, any, error) {
 	var a attributes
-	if err := decode(c.r, &a); err != nil {
+	if err := c.s.decode(c.r, &a); err != nil {
 		return 0, nil, err
 	}
 	if err := a.check(); err != nil {

@@ -65,7 +65,7 @@ func (s *Server) createVolume(r *http.Request, p auth.Principal) (int, any, erro
 	}
 	all, err := s.volumes()
 	if err == nil {
-		err = decode(r, &in)
+		err = s.decode(r, &in)
 	}
 	if err != nil {
 		return 0, nil, err

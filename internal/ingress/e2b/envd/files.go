@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
+	"github.com/pandastack/pandastack/internal/ingress/httpapi/byterange"
 )
 
 // Sign returns the signature of a file URL, in the form of npm e2b 2.51.0.
@@ -92,21 +93,48 @@ func (s *Server) download(w http.ResponseWriter, r *http.Request) {
 		fail(w, http.StatusUnauthorized, err.Error())
 		return
 	}
-	info, body, err := t.Guest.Read(r.Context(), homeRelative(file), user, 0, -1)
+	want, ranged := byterange.Parse(r.Header.Get("Range"))
+	length := int64(-1)
+	if ranged {
+		length = 0 // the size comes first
+	}
+	info, body, err := t.Guest.Read(r.Context(), homeRelative(file), user, 0, length)
 	if err != nil {
 		failWith(w, err)
 		return
 	}
-	defer body.Close()
-	h := w.Header()
+	defer func() { body.Close() }()
+	h, status, offset := w.Header(), http.StatusOK, int64(0)
+	if length = info.Size; ranged {
+		if info.Size == 0 || r.Header.Get("If-Range") != "" { // there are no parts, or it is not known whether they fit
+			offset, length = 0, info.Size
+		} else if offset, length = want.Resolve(info.Size); length == 0 {
+			h.Set("Content-Range", fmt.Sprintf("bytes */%d", info.Size))
+			fail(w, http.StatusRequestedRangeNotSatisfiable, "Range: begins at or after the end of the file")
+			return
+		} else {
+			status = http.StatusPartialContent
+			h.Set("Content-Range", fmt.Sprintf("bytes %d-%d/%d", offset, offset+length-1, info.Size))
+		}
+		// It was only read, and is opened again at the right place.
+		_ = body.Close()
+		if _, body, err = t.Guest.Read(r.Context(), homeRelative(file), user, offset, length); err != nil {
+			body = io.NopCloser(nil)
+			h.Del("Content-Range")
+			failWith(w, err)
+			return
+		}
+	}
 	h.Set("Content-Type", contentType(info.Name))
-	h.Set("Content-Length", strconv.FormatInt(info.Size, 10))
+	h.Set("Content-Length", strconv.FormatInt(length, 10))
+	h.Set("Accept-Ranges", "bytes")
 	h.Set("Content-Disposition", mime.FormatMediaType("inline", map[string]string{"filename": info.Name}))
 	h.Set("X-Content-Type-Options", "nosniff")
 	h.Set("Last-Modified", info.Modified.UTC().Format(http.TimeFormat))
+	w.WriteHeader(status)
 	// If the guest fails in the middle, less than the announced length is sent and the server cuts the connection:
 	// after the status was sent, that is the only way to report it.
-	_, _ = io.CopyN(w, body, info.Size)
+	_, _ = io.CopyN(w, body, length)
 }
 
 func contentType(name string) string {

@@ -6,7 +6,6 @@ package interpreter
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -19,6 +18,7 @@ import (
 
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
+	"github.com/pandastack/pandastack/internal/ingress/e2b/lenient"
 	"github.com/pandastack/pandastack/internal/ingress/repl"
 	"github.com/pandastack/pandastack/internal/lib/budget"
 	"github.com/pandastack/pandastack/internal/lib/jsonstream"
@@ -42,13 +42,15 @@ type Server struct {
 	patterns []string // of mux
 	runner   *repl.Runner
 	memory   *budget.Pool
+	bodies   *lenient.Decoder
 }
 
 // New returns a server over the given runner, which other protocols may share.
 //
-// memory pays for what requests buffer, by workspace and sandbox; nil bounds nothing.
-func New(runner *repl.Runner, memory *budget.Pool) *Server {
-	s := &Server{mux: http.NewServeMux(), runner: runner, memory: memory}
+// memory pays for what requests buffer, by workspace and sandbox; nil bounds nothing. bodies decodes the bodies of
+// requests.
+func New(runner *repl.Runner, memory *budget.Pool, bodies *lenient.Decoder) *Server {
+	s := &Server{mux: http.NewServeMux(), runner: runner, memory: memory, bodies: bodies}
 	on := func(pattern string, h func(http.ResponseWriter, *http.Request, Target)) {
 		s.patterns = append(s.patterns, pattern)
 		s.mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
@@ -107,16 +109,14 @@ const maxBody = repl.MaxCode + 1<<20
 // bodyCost is how much memory a byte of a body takes while it is decoded and used.
 const bodyCost = 4
 
-func decode(w http.ResponseWriter, r *http.Request, v any) bool {
+func (s *Server) decode(w http.ResponseWriter, r *http.Request, v any) bool {
 	data, err := io.ReadAll(budget.FromContext(r.Context()).Reader(http.MaxBytesReader(w, r.Body, maxBody), bodyCost))
 	if refused, ok := errors.AsType[*budget.Error](err); ok {
 		fail(w, fmt.Errorf("%w: %w", guestapi.ErrBusy, refused))
 		return false
 	}
 	if err == nil && len(strings.TrimSpace(string(data))) > 0 {
-		d := json.NewDecoder(bytes.NewReader(data))
-		d.DisallowUnknownFields()
-		err = d.Decode(v)
+		err = s.bodies.Decode(r.Pattern, data, v)
 	}
 	if err != nil {
 		http.Error(w, "body: does not match the request: "+err.Error(), http.StatusBadRequest)
@@ -160,7 +160,7 @@ func (s *Server) create(w http.ResponseWriter, r *http.Request, t Target) {
 		Language string `json:"language"`
 		Cwd      string `json:"cwd"`
 	}
-	if !decode(w, r, &req) {
+	if !s.decode(w, r, &req) {
 		return
 	}
 	lang, err := languageOf(req.Language)
@@ -246,7 +246,7 @@ func (s *Server) execute(w http.ResponseWriter, r *http.Request, t Target) {
 		Language string            `json:"language"`
 		Env      map[string]string `json:"env_vars"`
 	}
-	if !decode(w, r, &req) {
+	if !s.decode(w, r, &req) {
 		return
 	}
 	c, err := s.contextFor(r, t, req.Context, req.Language)

@@ -22,6 +22,7 @@ import (
 	"github.com/pandastack/pandastack/internal/guest/agent"
 	"github.com/pandastack/pandastack/internal/guest/process"
 	"github.com/pandastack/pandastack/internal/ingress/e2b/interpreter"
+	"github.com/pandastack/pandastack/internal/ingress/e2b/lenient"
 	"github.com/pandastack/pandastack/internal/ingress/repl"
 )
 
@@ -45,7 +46,7 @@ func newFixtureWith(t *testing.T, runner *repl.Runner) *fixture {
 	}
 	g := agent.New(agent.Config{Reaper: process.NewReaper(false)})
 	t.Cleanup(g.Close)
-	s := interpreter.New(runner, nil)
+	s := interpreter.New(runner, nil, &lenient.Decoder{})
 	f := &fixture{t: t, agent: g}
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		guest := f.agent
@@ -234,10 +235,10 @@ func TestContexts(t *testing.T) {
 		{"POST", "/execute", `{"context_id":"x","language":"python","code":"1"}`, 400},
 		{"POST", "/execute", `{"language":"cobol","code":"1"}`, 400},
 		{"POST", "/execute", `{"code":`, 400},
-		{"POST", "/execute", `{"code":"1","colour":"red"}`, 400},
+		{"POST", "/execute", `{"code":"1","secretColour":"red"}`, 400},
 		{"POST", "/execute", `{"code":"` + strings.Repeat("x", 6<<20) + `"}`, 400},
 		{"POST", "/contexts", `{"language":"cobol"}`, 400},
-		{"POST", "/contexts", `{"colour":"red"}`, 400},
+		{"POST", "/contexts", `{"secretColour":"red"}`, 400},
 		{"POST", "/contexts", `[]`, 400},
 		{"GET", "/execute", "", 405},
 		{"GET", "/nothing", "", 404},

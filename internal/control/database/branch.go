@@ -1,0 +1,165 @@
+package database
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/internal/control/auth"
+	"github.com/pandastack/pandastack/internal/control/database/server"
+	"github.com/pandastack/pandastack/internal/control/quota"
+	"github.com/pandastack/pandastack/internal/control/store"
+)
+
+// origin is what a branch that is being made is made of, as its row has it.
+type origin struct {
+	Database string `json:"database"`
+}
+
+// forkKey is the metadata of a fork that has the id of the branch that it is made for.
+const forkKey = "database_branch"
+
+// Clone begins to branch a database, and returns at once. The branch has what the database has when Run makes it, and
+// credentials of its own.
+func (s *Service) Clone(
+	ctx context.Context,
+	p auth.Principal,
+	id api.DatabaseID,
+	req api.CloneDatabaseRequest,
+) (api.Database, error) {
+	if err := req.Validate(); err != nil {
+		return api.Database{}, err
+	}
+	parent, err := s.find(ctx, p, id)
+	if err == nil {
+		err = ready(&parent)
+	}
+	if err != nil {
+		return api.Database{}, api.AsError(err)
+	}
+	row, err := branchOf(&parent, req)
+	if err != nil {
+		return api.Database{}, api.AsError(err)
+	}
+	row.Instance = s.instance
+	err = s.db.Write(ctx, "database branch", func(ctx context.Context, tx *store.Tx) error {
+		one := quota.Amount{Kind: quota.Databases, N: 1}
+		if err := s.quotas.Admit(ctx, tx, api.Workspace(row.Workspace), one); err != nil {
+			return err
+		}
+		now, err := tx.Database(ctx, parent.ID)
+		if err != nil || now.State != store.DatabaseReady {
+			return notFound(id) // it was deleted in the meantime
+		}
+		return tx.InsertDatabase(ctx, &row)
+	})
+	if err != nil {
+		return api.Database{}, api.AsError(err)
+	}
+	s.poke()
+	return s.show(ctx, &row)
+}
+
+// branchOf plans a branch.
+func branchOf(parent *store.Database, req api.CloneDatabaseRequest) (store.Database, error) {
+	switch {
+	case req.Past():
+		return store.Database{}, api.Errorf(api.Unsupported, "target_time: this server keeps no log of databases: "+
+			"leave the target out to branch what the database has now").With("field", "target_time")
+	case req.SchemaOnly:
+		return store.Database{}, api.Errorf(api.Unsupported, "schema_only: this server branches databases with their "+
+			"rows only: leave it out").With("field", "schema_only")
+	case req.Size != "" && string(req.Size) != parent.Size:
+		return store.Database{}, api.Errorf(api.Invalid, "size: a branch has the size of its database, %s: leave it "+
+			"out", parent.Size).With("field", "size")
+	}
+	from, err := json.Marshal(origin{Database: parent.ID})
+	if err != nil {
+		return store.Database{}, err
+	}
+	at := store.Micros(time.Now())
+	row := *parent
+	row.ID, row.State, row.Error = string(api.NewDatabaseID()), store.DatabaseCreating, ""
+	row.Label = cmp.Or(req.Label, parent.Label)
+	row.ClonedFrom, row.Origin, row.AlwaysOn = parent.ID, string(from), false
+	row.Expires, row.Used, row.Created, row.Changed = expiry(req.TTLSeconds), at, at, at
+	return row, setCredentials(&row)
+}
+
+// makeBranch makes the machine of a branch: a fork of that of its database, with a private copy of its volume.
+func (s *Service) makeBranch(ctx context.Context, row *store.Database) error {
+	var from origin
+	if err := json.Unmarshal([]byte(row.Origin), &from); err != nil {
+		return err
+	}
+	parent, err := s.db.Read().Database(ctx, from.Database)
+	if err != nil {
+		return err
+	}
+	release, err := s.acquire(ctx, api.DatabaseID(parent.ID))
+	if err != nil {
+		return err
+	}
+	defer release()
+	source, err := s.serverOf(ctx, &parent)
+	if err != nil {
+		return err
+	}
+	// The branch recovers nothing, and what it has to write later is little.
+	err = server.Use(ctx, source.guest, server.Maintained, func(conn *pgx.Conn) error {
+		return server.Checkpoint(ctx, conn)
+	})
+	if err != nil {
+		return serverError(err)
+	}
+	forked, err := s.boxes.Fork(ctx, as(&parent), source.sandbox, api.ForkRequest{
+		Count: 1, Persistent: new(true), Metadata: map[string]string{forkKey: row.ID},
+	})
+	if err != nil {
+		return err
+	}
+	child := forked.Children[0].ID
+	if err := s.boxes.SetOwner(ctx, as(&parent), child, owner(row)); err != nil {
+		return err
+	}
+	g, err := s.boxes.Guest(ctx, as(row), child)
+	if err != nil {
+		return err
+	}
+	err = server.Use(ctx, g, server.Maintained, func(conn *pgx.Conn) error {
+		if err := server.EndSessions(ctx, conn); err != nil { // of clients of the database
+			return err
+		}
+		return server.SetVerifier(ctx, conn, RoleName, row.Verifier)
+	})
+	if err != nil {
+		return serverError(err)
+	}
+	m := store.DatabaseMember{
+		ID: string(child), Database: row.ID, Role: store.MemberPrimary, State: store.MemberReady,
+		Sandbox: string(child), Timeline: 1, Created: store.Micros(time.Now()),
+	}
+	return s.commit(ctx, *row, row, &m)
+}
+
+// clearForks removes the forks for a branch that still belong to its database.
+func (s *Service) clearForks(ctx context.Context, row *store.Database) error {
+	if row.ClonedFrom == "" {
+		return nil
+	}
+	p := as(&store.Database{ID: row.ClonedFrom, Workspace: row.Workspace})
+	left, err := s.boxes.List(ctx, p, api.SandboxFilter{Metadata: map[string]string{forkKey: row.ID}})
+	if err != nil {
+		return err
+	}
+	for _, box := range left.Sandboxes {
+		if err := s.boxes.Delete(ctx, p, box.ID); err != nil {
+			return err
+		}
+	}
+	return nil
+}

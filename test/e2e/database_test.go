@@ -1,0 +1,237 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/http"
+	"net/url"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/test/nodelab"
+)
+
+// databaseClient calls the API of a node.
+type databaseClient struct {
+	t *testing.T
+	n *nodelab.Node
+}
+
+// call makes a request that must have the given status, and decodes the response into out.
+func (c databaseClient) call(method, path string, in, out any, status int) {
+	c.t.Helper()
+	body, err := json.Marshal(in)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	r, err := http.NewRequestWithContext(c.t.Context(), method, c.n.URL+path, bytes.NewReader(body))
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	r.Header.Set("Authorization", "Bearer "+c.n.AccessKey())
+	r.Header.Set("Content-Type", "application/json")
+	got, err := http.DefaultClient.Do(r)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	defer got.Body.Close()
+	if got.StatusCode != status {
+		var text bytes.Buffer
+		_, _ = text.ReadFrom(got.Body)
+		c.t.Fatalf("%s %s: status %d, %s; want %d", method, path, got.StatusCode, text.String(), status)
+	}
+	if out != nil {
+		if err := json.NewDecoder(got.Body).Decode(out); err != nil {
+			c.t.Fatal(err)
+		}
+	}
+}
+
+// running waits until a database runs.
+func (c databaseClient) running(id api.DatabaseID) (d api.Database) {
+	c.t.Helper()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for deadline := time.Now().Add(nodelab.Limit); time.Now().Before(deadline); <-tick.C {
+		c.call("GET", "/v1/databases/"+string(id), nil, &d, http.StatusOK)
+		if d.Status == api.DatabaseFailed {
+			c.t.Fatalf("the database failed: %s", d.Error)
+		}
+		if d.Status == api.DatabaseRunning {
+			return d
+		}
+	}
+	c.t.Fatalf("the database is %s", d.Status)
+	return d
+}
+
+// connect logs in through the edge, by the name of the server.
+func (c databaseClient) connect(connection string) *pgx.Conn {
+	c.t.Helper()
+	cfg, err := pgx.ParseConfig(connection)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	cfg.LookupFunc = func(context.Context, string) ([]string, error) { return []string{"127.0.0.1"}, nil }
+	cfg.DialFunc = func(ctx context.Context, _, address string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "tcp", address)
+	}
+	ctx, cancel := context.WithTimeout(c.t.Context(), nodelab.Limit)
+	defer cancel()
+	conn, err := pgx.ConnectConfig(ctx, cfg)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return conn
+}
+
+// rows returns the rows of the table t.
+func (c databaseClient) rows(conn *pgx.Conn) []string {
+	c.t.Helper()
+	found, err := conn.Query(c.t.Context(), "SELECT v FROM t ORDER BY v")
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	all, err := pgx.CollectRows(found, pgx.RowTo[string])
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return all
+}
+
+func (c databaseClient) exec(conn *pgx.Conn, sql string) {
+	c.t.Helper()
+	if _, err := conn.Exec(c.t.Context(), sql); err != nil {
+		c.t.Fatalf("%s: %v", sql, err)
+	}
+}
+
+// TestDatabases takes a database through a suspension, a killed node, a branch and its deletion.
+func TestDatabases(t *testing.T) {
+	dir := nodelab.DataDir(t)
+	n := nodelab.Start(t, dir, "--databases-listen", "127.0.0.1:0")
+	n.Bake("postgres-16")
+	c := databaseClient{t, n}
+	began := time.Now()
+	var d api.Database
+	c.call("POST", "/v1/databases", map[string]string{"label": "orders"}, &d, http.StatusAccepted)
+	d = c.running(d.ID)
+	conn := c.connect(d.ConnectionURL)
+	var one int
+	if err := conn.QueryRow(t.Context(), "SELECT 1").Scan(&one); err != nil || one != 1 {
+		t.Fatal(one, err)
+	}
+	t.Logf("create to the first query: %v", time.Since(began))
+	var took []time.Duration
+	for range 50 {
+		began = time.Now()
+		c.exec(conn, "SELECT 1")
+		took = append(took, time.Since(began))
+	}
+	slices.Sort(took)
+	t.Logf("SELECT 1: p50 %v", took[len(took)/2])
+	c.exec(conn, "CREATE TABLE t (v text)")
+	c.exec(conn, "INSERT INTO t VALUES ('one')")
+	c.exec(conn, "CREATE ROLE reader LOGIN PASSWORD 'reads'")
+	c.psql(d)
+	c.pooled(d)
+	_ = conn.Close(t.Context())
+
+	c.call("POST", "/v1/databases/"+string(d.ID)+"/suspend", nil, &d, http.StatusOK)
+	if d.Status != api.DatabaseHibernated {
+		t.Errorf("suspended, it is %s", d.Status)
+	}
+	began = time.Now()
+	conn = c.connect(d.ConnectionURL)
+	if got := c.rows(conn); !slices.Equal(got, []string{"one"}) {
+		t.Errorf("woken, it has %q", got)
+	}
+	t.Logf("wake by a connection to the first row: %v", time.Since(began))
+	c.exec(conn, "INSERT INTO t VALUES ('two')")
+
+	n.Kill()
+	n = nodelab.Start(t, dir, "--databases-listen", "127.0.0.1:0")
+	c = databaseClient{t, n}
+	d = c.running(d.ID)
+	conn = c.connect(d.ConnectionURL)
+	if got := c.rows(conn); !slices.Equal(got, []string{"one", "two"}) {
+		t.Errorf("after the node was killed it has %q", got)
+	}
+	began = time.Now()
+	var b api.Database
+	c.call("POST", "/v1/databases/"+string(d.ID)+"/clone", map[string]string{"label": "try"}, &b, http.StatusAccepted)
+	b = c.running(b.ID)
+	branch := c.connect(b.ConnectionURL)
+	if got := c.rows(branch); !slices.Equal(got, []string{"one", "two"}) {
+		t.Errorf("the branch has %q", got)
+	}
+	t.Logf("branch to the first query: %v", time.Since(began))
+	c.exec(branch, "DELETE FROM t")
+	_ = branch.Close(t.Context())
+	if got := c.rows(conn); !slices.Equal(got, []string{"one", "two"}) {
+		t.Errorf("after a change of the branch it has %q", got)
+	}
+	_ = conn.Close(t.Context())
+	for _, id := range []api.DatabaseID{d.ID, b.ID} {
+		c.call("DELETE", "/v1/databases/"+string(id), nil, nil, http.StatusNoContent)
+	}
+	n.Stop()
+	nodelab.NothingLeft(t, dir)
+	if left, err := filepath.Glob(filepath.Join(dir, "volumes", "*")); err != nil || len(left) > 0 {
+		t.Errorf("left of volumes: %v, %v", left, err)
+	}
+}
+
+// psql connects with a client of others, as a role that was made with SQL.
+func (c databaseClient) psql(d api.Database) {
+	c.t.Helper()
+	program, err := exec.LookPath("psql")
+	if err != nil {
+		c.t.Log("probe psql: it is not installed")
+		return
+	}
+	for _, role := range []struct{ user, password string }{{"pandastack", d.Password}, {"reader", "reads"}} {
+		cmd := exec.CommandContext(c.t.Context(), program, "-X", "-qAt", "-c", "SELECT 6 * 7", fmt.Sprintf(
+			"host=%s hostaddr=127.0.0.1 port=%d user=%s dbname=pandastack sslmode=require channel_binding=require",
+			d.Host, d.Port, role.user))
+		cmd.Env = append(cmd.Environ(), "PGPASSWORD="+role.password)
+		out, err := cmd.CombinedOutput()
+		if err != nil || strings.TrimSpace(string(out)) != "42" {
+			c.t.Errorf("psql as %s: %s, %v", role.user, out, err)
+		}
+	}
+}
+
+// pooled runs prepared statements through the pooler.
+func (c databaseClient) pooled(d api.Database) {
+	c.t.Helper()
+	u, err := url.Parse(d.PoolerURL)
+	if d.PoolerURL == "" {
+		var all api.DatabaseConnection
+		c.call("GET", "/v1/databases/"+string(d.ID)+"/connection", nil, &all, http.StatusOK)
+		u, err = url.Parse(all.PoolerURL)
+	}
+	if err != nil || !strings.Contains(u.Host, "-pooler.") {
+		c.t.Fatalf("pooler URL %s, %v", u.Redacted(), err)
+	}
+	conn := c.connect(u.String())
+	for i := range 3 {
+		var got int
+		if err := conn.QueryRow(c.t.Context(), "SELECT 6 * $1::int", i).Scan(&got); err != nil || got != 6*i {
+			c.t.Errorf("through the pooler: %d, %v", got, err)
+		}
+	}
+	_ = conn.Close(c.t.Context())
+}
