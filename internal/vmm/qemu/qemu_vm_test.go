@@ -144,6 +144,7 @@ func TestMachines(t *testing.T) {
 		t.Run("nothing_left", func(t *testing.T) { testNothingLeft(t, h) })
 	})
 	t.Run("flushes", func(t *testing.T) { testFlushes(t, h, false) })
+	t.Run("power_loss", func(t *testing.T) { testPowerLoss(t, h) })
 	t.Run("flushes_restored", func(t *testing.T) { testFlushes(t, h, true) })
 	t.Run("panic", func(t *testing.T) { testGuestExit(t, h, "c", "Kernel panic") })
 	t.Run("reboot", func(t *testing.T) { testGuestExit(t, h, "b", "rebooted") })
