@@ -2,6 +2,7 @@ package volume
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -276,7 +277,7 @@ func (s *Service) Import(ctx context.Context, p auth.Principal, name, dir string
 	defer release()
 	v := g.(*volumeGuest) //nolint:forcetypeassert // Files returns no other
 	if _, err := v.MakeDir(ctx, dir, root); err != nil && !errors.Is(err, guestapi.ErrExists) {
-		return hosterror.Wrap(err, "import into volume", name)
+		return hosterror.OfGuest(err, cmp.Or(dir, "/"))
 	}
 	err = runProgram(ctx, v.Guest, guestexec.Command{
 		Spec: guestapi.ProcessSpec{
@@ -288,7 +289,7 @@ func (s *Service) Import(ctx context.Context, p auth.Principal, name, dir string
 		},
 	}, nil)
 	if err != nil {
-		return hosterror.Wrap(err, "import into volume", name)
+		return hosterror.OfGuest(err, cmp.Or(dir, "/"))
 	}
 	return hosterror.Wrap(v.synced(ctx, nil), "flush volume", name)
 }
@@ -306,7 +307,7 @@ func (s *Service) Export(ctx context.Context, p auth.Principal, name, dir string
 	if info, err := v.Stat(ctx, dir, root); errors.Is(err, guestapi.ErrNotFound) {
 		return api.Errorf(api.NotFound, "volume %s has no directory %.100q", name, dir)
 	} else if err != nil {
-		return hosterror.Wrap(err, "export volume", name)
+		return hosterror.OfGuest(err, cmp.Or(dir, "/"))
 	} else if info.Kind != guestapi.KindDir {
 		return api.Errorf(api.Invalid, "path: %.100q is not a directory", dir).With("field", "path")
 	}

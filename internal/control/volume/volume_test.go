@@ -397,6 +397,9 @@ func TestImportAndExport(t *testing.T) {
 		t.Errorf("exported %s with %q, %v", h.Name, data, err)
 	}
 	w.wants("exporting nothing", w.Export(ctx, alice, "data", "/none", io.Discard), api.NotFound)
+	w.putFile("data", "/file", "x")
+	below := w.Import(ctx, alice, "data", "/file/below", strings.NewReader(""))
+	w.wants("importing below a file", below, api.Invalid)
 	if err := w.Import(ctx, alice, "data", "/in", strings.NewReader("no tar")); err == nil {
 		t.Error("a stream that is no tar was imported")
 	}

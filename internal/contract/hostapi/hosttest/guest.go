@@ -336,6 +336,9 @@ func (g *guest) MakeDir(ctx context.Context, p, user string) (info guestapi.File
 		if ok {
 			return fmt.Errorf("%s: %w", p, guestapi.ErrExists)
 		}
+		if above, ok := g.lookup(path.Dir(p)); ok && !above.dir {
+			return fmt.Errorf("%s: %w", path.Dir(p), guestapi.ErrNotDir)
+		}
 		if err := g.writable(p); err != nil {
 			return err
 		}
