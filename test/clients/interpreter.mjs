@@ -51,7 +51,7 @@ await operation("runCode: time over, the kernel lives", async () => {
   assert.equal((await sbx.runCode("x")).text, "2");
 });
 await operation("runCode: variables of the environment", async () => {
-  assert.equal((await sbx.runCode("import os\nos.environ['A']", { envs: { A: "b" } })).text, "'b'");
+  assert.equal((await sbx.runCode("import os\nos.environ['A']", { envs: { A: "b" } })).text, "b");
 });
 await operation("runCode: bash", async () => {
   const e = await sbx.runCode("cd /tmp; v=1; echo $((6 * 7)); echo oops >&2", { language: "bash" });
@@ -69,7 +69,7 @@ await operation("contexts: python, of their own, in a directory", async () => {
   assert.equal(one.cwd, "/tmp");
   assert.equal(one.language, "python");
   const two = await sbx.createCodeContext();
-  assert.equal((await sbx.runCode("import os\nos.getcwd()", { context: one })).text, "'/tmp'");
+  assert.equal((await sbx.runCode("import os\nos.getcwd()", { context: one })).text, "/tmp");
   await sbx.runCode("y = 1", { context: one });
   assert.equal((await sbx.runCode("y", { context: two })).error.name, "NameError");
   assert.ok((await sbx.listCodeContexts()).some((c) => c.id === one.id));

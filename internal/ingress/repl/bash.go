@@ -49,6 +49,11 @@ const bashReadyMark = "\x01\x02"
 
 var validName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
 
+// bashKeep notes how to bring a variable back to what it was before a cell.
+const bashKeep = `if [[ -v %[1]s ]]; then __pds_undo+="%[1]s=${%[1]s@Q};"
+[[ ${%[1]s@a} == *x* ]] || __pds_undo+="export -n %[1]s;"; else __pds_undo+="unset %[1]s;"; fi
+`
+
 func (t *bashProtocol) request(cell Cell) []byte {
 	names := make([]string, 0, len(cell.Env))
 	for name := range cell.Env {
@@ -58,9 +63,10 @@ func (t *bashProtocol) request(cell Cell) []byte {
 	}
 	sort.Strings(names)
 	var env strings.Builder
-	env.WriteString(":\n")
+	env.WriteString("eval \"${__pds_undo-}\"; __pds_undo=\n") // the variables of the cell before this one
 	for _, name := range names {
-		fmt.Fprintf(&env, "export %s='%s'\n", name, strings.ReplaceAll(cell.Env[name], "'", `'\''`))
+		fmt.Fprintf(&env, bashKeep+"export %[1]s='%[2]s'\n",
+			name, strings.ReplaceAll(cell.Env[name], "'", `'\''`))
 	}
 	encode := base64.StdEncoding.EncodeToString
 	return []byte(t.mark + " " + encode([]byte(env.String())) + " " + encode([]byte(cell.Code+"\n")) + "\n")

@@ -55,7 +55,11 @@ type jsonProtocol struct {
 
 func (t *jsonProtocol) request(cell Cell) []byte {
 	// Strings and a map of strings always encode.
-	data, _ := json.Marshal(map[string]any{"id": t.id, "code": cell.Code, "env": cell.Env})
+	request := map[string]any{"id": t.id, "code": cell.Code, "env": cell.Env}
+	if cell.Owner != "" {
+		request["owner"], request["defaults"] = cell.Owner, cell.Defaults
+	}
+	data, _ := json.Marshal(request)
 	return append(data, '\n')
 }
 

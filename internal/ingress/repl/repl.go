@@ -116,7 +116,11 @@ type Cell struct {
 	Code    string
 	Env     map[string]string // for this cell alone
 	Timeout time.Duration     // 0: none
-	OnStart func()            // called when the code was sent, before any event; optional
+	// Owner is the sandbox whose variables are Defaults, which stay from the first cell with this owner on; "": there
+	// are none. A context that waited in a template was started without them. Bash contexts do not wait in templates.
+	Owner    string
+	Defaults map[string]string
+	OnStart  func() // called when the code was sent, before any event; optional
 }
 
 // MaxCode bounds the code of one cell, in bytes.

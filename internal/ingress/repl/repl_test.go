@@ -91,6 +91,7 @@ func TestCells(t *testing.T) {
 		lang      repl.Language
 		code      []string // cells; the last one is checked
 		env       map[string]string
+		last      int // number of the cell that has env; 0: the last one
 		want      cellResult
 		wantCode  int
 		wantInErr string
@@ -117,6 +118,26 @@ func TestCells(t *testing.T) {
 			want: cellResult{errText: "EOFError: EOF when reading a line"}, wantCode: 1},
 		{name: "python-env", lang: repl.Python, code: []string{"import os; os.environ['A']"},
 			env: map[string]string{"A": "b c"}, want: cellResult{main: "'b c'"}},
+		{name: "python-indented", lang: repl.Python, code: []string{"    x = 20\n    if x:\n        y = 1\n    x + y"},
+			want: cellResult{main: "21"}},
+		{name: "python-env-of-an-earlier-cell", lang: repl.Python, last: 1,
+			code: []string{"import os; os.environ['A']", "os.environ.get('A', 'gone')"},
+			env:  map[string]string{"A": "b"}, want: cellResult{main: "'gone'"}},
+		{name: "javascript-import", lang: repl.JavaScript,
+			code: []string{"import path, { join as j } from 'node:path'\nimport * as os from \"node:os\";\n" +
+				"import 'node:fs'\nj('a', path.basename('/x/b'))", "typeof os.cpus + j('c', 'd')"},
+			want: cellResult{main: "functionc/d"}},
+		{name: "javascript-await-result", lang: repl.JavaScript,
+			code: []string{"\n    async function f() {\n        return 'hello'\n    }\n\n    await f()\n    "},
+			want: cellResult{main: "hello"}},
+		{name: "javascript-env-of-an-earlier-cell", lang: repl.JavaScript, last: 1,
+			code: []string{"1", "process.env.A"}, env: map[string]string{"A": "b"}},
+		{name: "bash-env-of-an-earlier-cell", lang: repl.Bash, last: 1,
+			code: []string{"B=kept; C='old one'; export C; echo $A", "echo \"[$A] $B $C\"; env | grep -c ^C="},
+			env:  map[string]string{"A": "1"}, want: cellResult{out: "[] kept old one\n1\n"}},
+		{name: "bash-env-comes-back", lang: repl.Bash, last: 2,
+			code: []string{"A=mine", "echo $A", "echo $A; env | grep ^A= || echo none"},
+			env:  map[string]string{"A": "it's"}, want: cellResult{out: "mine\nnone\n"}},
 		{name: "javascript-state", lang: repl.JavaScript, code: []string{"const x = 41",
 			"console.log('grüße 🐼'); x + 1"}, want: cellResult{out: "grüße 🐼\n", main: "42"}},
 		{name: "javascript-error", lang: repl.JavaScript, code: []string{"nope()"},
@@ -144,7 +165,7 @@ func TestCells(t *testing.T) {
 			var got cellResult
 			for i, code := range c.code {
 				cell := repl.Cell{Code: code}
-				if i == len(c.code)-1 {
+				if i == len(c.code)-1 && c.last == 0 || i == c.last-1 {
 					cell.Env = c.env
 				}
 				got = run(t, &r, g, box, cell)
@@ -477,5 +498,71 @@ func TestSignalWhileCellIsDecoded(t *testing.T) {
 func TestMissingProgram(t *testing.T) {
 	if _, err := repl.ParseLanguage("cobol"); !errors.Is(err, guestapi.ErrInvalid) {
 		t.Errorf("ParseLanguage(cobol) = %v, want %v", err, guestapi.ErrInvalid)
+	}
+}
+
+// TestVariablesOfTheSandbox checks that a context takes the variables of its sandbox once, and again only what another
+// sandbox, a copy of the first, has otherwise.
+func TestVariablesOfTheSandbox(t *testing.T) {
+	for l, read := range map[repl.Language]func(name string) string{
+		repl.Python:     func(name string) string { return "import os; print(os.environ.get('" + name + "'))" },
+		repl.JavaScript: func(name string) string { return "console.log(process.env." + name + ")" },
+	} {
+		t.Run(string(l), func(t *testing.T) {
+			g := newGuest(t, l)
+			c, err := repl.Create(t.Context(), g, l, "/tmp", "")
+			if err != nil {
+				t.Fatal(err)
+			}
+			var r repl.Runner
+			for _, step := range []struct {
+				owner, name, want string
+				env               map[string]string
+			}{
+				{owner: "a", name: "V", want: "1", env: map[string]string{"V": "1", "W": "w"}},
+				{owner: "a", name: "V", want: "1", env: map[string]string{"V": "2"}},
+				{owner: "b", name: "V", want: "3", env: map[string]string{"V": "3", "W": "w"}},
+				{name: "W", want: "w"},
+			} {
+				cell := repl.Cell{Code: read(step.name), Owner: step.owner, Defaults: step.env}
+				if got := run(t, &r, g, c, cell); got.out != step.want+"\n" {
+					t.Errorf("%s in a cell of %q with %v is %q, %q; want %s",
+						step.name, step.owner, step.env, got.out, got.errText, step.want)
+				}
+			}
+		})
+	}
+}
+
+// TestNotebookInput checks cells as notebooks have them, where IPython is installed, and the error where it is not.
+func TestNotebookInput(t *testing.T) {
+	g := newGuest(t, repl.Python)
+	c, err := repl.Create(t.Context(), g, repl.Python, "/tmp", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var r repl.Runner
+	find := repl.Cell{Code: "import importlib.util; print(importlib.util.find_spec('IPython') is not None)"}
+	if got := run(t, &r, g, c, find); got.out == "False\n" {
+		if got := run(t, &r, g, c, repl.Cell{Code: "!echo hello"}); !strings.Contains(got.errText, "need IPython") {
+			t.Errorf("a command without IPython: got %+v, want an error that names it", got)
+		}
+		return
+	}
+	for code, want := range map[string]cellResult{
+		"!echo hello":                        {out: "hello\n"},
+		"x = !echo one; echo two\nlist(x)":   {main: "['one', 'two']"},
+		"y = 3\n!echo {y} $y":                {out: "3 3\n"},
+		"%%bash\necho in bash":               {out: "in bash\n"},
+		"%matplotlib inline\n1 + 1":          {main: "2"},
+		"%cd -q /\nimport os\nos.getcwd()":   {main: "'/'"},
+		"z = 7\nget_ipython().user_ns['z']":  {main: "7"},
+		"  import os\n  !echo indented\n  9": {out: "indented\n", main: "9"},
+	} {
+		got := run(t, &r, g, c, repl.Cell{Code: code})
+		if got.out != want.out || got.main != want.main || got.errText != "" {
+			t.Errorf("%q: got out %q, result %q, error %q; want %q, %q", code, got.out, got.main, got.errText,
+				want.out, want.main)
+		}
 	}
 }

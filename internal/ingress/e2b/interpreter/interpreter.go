@@ -43,6 +43,7 @@ type Server struct {
 	runner   *repl.Runner
 	memory   *budget.Pool
 	bodies   *lenient.Decoder
+	envs     environments
 }
 
 // New returns a server over the given runner, which other protocols may share.
@@ -176,7 +177,7 @@ func (s *Server) create(w http.ResponseWriter, r *http.Request, t Target) {
 	reply(w, http.StatusCreated, toContextResponse(c))
 }
 
-// languageOf parses a language. TypeScript is run as JavaScript, so its cells must have no type annotations.
+// languageOf parses a language. TypeScript runs in contexts of JavaScript, whose driver removes the types.
 func languageOf(name string) (repl.Language, error) {
 	if strings.EqualFold(name, "typescript") || strings.EqualFold(name, "ts") {
 		return repl.JavaScript, nil
@@ -190,7 +191,22 @@ func (s *Server) list(w http.ResponseWriter, r *http.Request, t Target) {
 		fail(w, err)
 		return
 	}
+	// The default contexts come first: clients take the last one for the newest.
 	out := []contextResponse{}
+	for _, l := range []repl.Language{repl.Python, repl.JavaScript} {
+		c := repl.Context{ID: repl.DefaultID(l), Language: l} // one that does not run starts with its first cell
+		if i := slices.IndexFunc(all, func(o repl.Context) bool { return o.ID == c.ID }); i >= 0 {
+			c = all[i]
+			all = slices.Delete(all, i, i+1)
+		} else if home, err := t.Guest.Stat(r.Context(), ".", ""); err == nil {
+			c.Dir = home.Path
+		} else {
+			fail(w, err)
+			return
+		}
+		out = append(out, toContextResponse(c))
+	}
+	slices.SortFunc(all, func(a, b repl.Context) int { return a.Created.Compare(b.Created) })
 	for _, c := range all {
 		out = append(out, toContextResponse(c))
 	}
@@ -229,14 +245,18 @@ func (s *Server) contextFor(r *http.Request, t Target, id, language string) (rep
 	if id != "" && language != "" {
 		return repl.Context{}, fmt.Errorf("%w: context_id and language: give one, not both", guestapi.ErrInvalid)
 	}
-	if id != "" && id != "default" {
-		return repl.ParseID(id)
+	if id == "" || id == repl.DefaultID(repl.Python) {
+		lang, err := languageOf(language)
+		if err != nil {
+			return repl.Context{}, err
+		}
+		return repl.Default(r.Context(), t.Guest, lang)
 	}
-	lang, err := languageOf(language)
-	if err != nil {
-		return repl.Context{}, err
+	c, err := repl.ParseID(id)
+	if err == nil && id == repl.DefaultID(c.Language) {
+		return repl.Default(r.Context(), t.Guest, c.Language)
 	}
-	return repl.Default(r.Context(), t.Guest, lang)
+	return c, err
 }
 
 func (s *Server) execute(w http.ResponseWriter, r *http.Request, t Target) {
@@ -254,13 +274,22 @@ func (s *Server) execute(w http.ResponseWriter, r *http.Request, t Target) {
 		fail(w, err)
 		return
 	}
+	cell := repl.Cell{Code: req.Code, Env: req.Env}
+	if c.ID == repl.DefaultID(c.Language) && c.Language != repl.Bash {
+		cell.Owner = t.ID
+		if cell.Defaults, err = s.envs.of(r.Context(), t); err != nil {
+			fail(w, err)
+			return
+		}
+	}
 	out := &ndjsonWriter{w: w, out: bufio.NewWriterSize(w, 8<<10), flush: http.NewResponseController(w)}
+	cell.OnStart = out.start
 	_, err = s.runner.Run(
 		r.Context(),
 		t.ID,
 		t.Guest,
 		c,
-		repl.Cell{Code: req.Code, Env: req.Env, OnStart: out.start},
+		cell,
 		out.event,
 	)
 	switch {
@@ -337,7 +366,9 @@ func (l *ndjsonWriter) event(e repl.Event) error {
 	out := map[string]any{"type": "result", "is_main_result": e.Main}
 	extra := map[string]any{}
 	for kind, value := range e.Data {
-		if name := resultFields[kind]; name != "" {
+		if name := resultFields[kind]; name == "text" && e.Main {
+			out[name] = unquote(value)
+		} else if name != "" {
 			out[name] = value
 		} else {
 			extra[kind] = value
@@ -347,4 +378,13 @@ func (l *ndjsonWriter) event(e repl.Event) error {
 		out["extra"] = extra
 	}
 	return l.send(out)
+}
+
+// unquote removes the quotes around the value of a cell that is a string, as the protocol shows it.
+func unquote(value any) any {
+	text, ok := value.(string)
+	if n := len(text); ok && n >= 2 && (text[0] == '\'' || text[0] == '"') && text[n-1] == text[0] {
+		return text[1 : n-1]
+	}
+	return value
 }

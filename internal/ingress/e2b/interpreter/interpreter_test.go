@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -31,8 +32,11 @@ type fixture struct {
 	t     *testing.T
 	url   string
 	agent guestapi.Guest
-	guest atomic.Value // a lostGuest, in the place of agent
+	guest atomic.Value // a replacement, in the place of agent
+	id    string       // of the sandbox
 }
+
+type replacement struct{ guestapi.Guest }
 
 func newFixture(t *testing.T) *fixture {
 	t.Helper()
@@ -47,13 +51,13 @@ func newFixtureWith(t *testing.T, runner *repl.Runner) *fixture {
 	g := agent.New(agent.Config{Reaper: process.NewReaper(false)})
 	t.Cleanup(g.Close)
 	s := interpreter.New(runner, nil, &lenient.Decoder{})
-	f := &fixture{t: t, agent: g}
+	f := &fixture{t: t, agent: g, id: "sbx"}
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		guest := f.agent
-		if lost, ok := f.guest.Load().(lostGuest); ok {
-			guest = lost
+		if other, ok := f.guest.Load().(replacement); ok {
+			guest = other.Guest
 		}
-		s.Serve(w, r, interpreter.Target{ID: "sbx", Guest: guest})
+		s.Serve(w, r, interpreter.Target{ID: f.id, Guest: guest})
 	}))
 	t.Cleanup(srv.Close)
 	f.url = srv.URL
@@ -116,7 +120,7 @@ func TestExecute(t *testing.T) {
 	if kinds(got) != "number_of_executions stdout result end_of_execution" || got[0]["execution_count"] != 1.0 ||
 		got[1]["text"] != "grüße\n" ||
 		got[1]["timestamp"] == nil ||
-		got[2]["text"] != "'b'" ||
+		got[2]["text"] != "b" ||
 		got[2]["is_main_result"] != true {
 		t.Errorf("lines are %v, want the output, the result and the end", got)
 	}
@@ -211,8 +215,15 @@ func TestContexts(t *testing.T) {
 	if got := w.run(`{"code":"x"}`); kinds(got) != "number_of_executions error end_of_execution" {
 		t.Errorf("lines in the default context are %v, want no variable of the other one", got)
 	}
-	if _, text := w.call("GET", "/contexts", ""); strings.Count(text, `"id"`) != 2 || !strings.Contains(text, one.ID) {
-		t.Errorf("contexts are %s, want both", text)
+	_, text = w.call("GET", "/contexts", "")
+	var all []struct{ ID, Language, Cwd string }
+	if err := json.Unmarshal([]byte(text), &all); err != nil || len(all) != 3 || all[0].ID != "default" ||
+		all[1].ID != "jsdefault" || all[1].Language != "javascript" || all[1].Cwd == "" || all[2].ID != one.ID {
+		t.Errorf("contexts are %s, want those of Python and JavaScript, and the newest last", text)
+	}
+	got := w.run(`{"context_id":"jsdefault","code":"6*7"}`)
+	if !slices.ContainsFunc(got, func(l map[string]any) bool { return l["text"] == "42" }) {
+		t.Errorf("lines of a cell in a listed context that did not run are %v, want its result", got)
 	}
 	if status, text := w.call("POST", "/contexts/"+one.ID+"/restart", ""); status != 200 ||
 		!strings.Contains(text, one.ID) {
@@ -274,7 +285,7 @@ func (lostProcess) Next(context.Context) (guestapi.Event, error) {
 func TestCellOfLostSandboxIsCut(t *testing.T) {
 	w := newFixture(t)
 	w.run(`{"code":"1"}`)
-	w.guest.Store(lostGuest{w.agent})
+	w.guest.Store(replacement{lostGuest{w.agent}})
 	res, err := http.Post(w.url+"/execute", "application/json", strings.NewReader(`{"code":"2"}`))
 	if err != nil {
 		t.Fatal(err)
@@ -283,4 +294,40 @@ func TestCellOfLostSandboxIsCut(t *testing.T) {
 	if text, err := io.ReadAll(res.Body); !errors.Is(err, io.ErrUnexpectedEOF) {
 		t.Errorf("the response ended with %v after %q, want it cut", err, text)
 	}
+}
+
+// TestEnvironmentOfDefaultContexts checks that a context that waited in a template has the variables of its sandbox,
+// and that those of a cell end with it.
+func TestEnvironmentOfDefaultContexts(t *testing.T) {
+	w := newFixture(t)
+	w.run(`{"code":"import os; os.environ.pop('GIVEN', None); os.environ['MINE'] = 'kept'"}`)
+	w.guest.Store(replacement{namedGuest{w.agent, map[string]string{"GIVEN": "by the sandbox"}}})
+	w.id = "another"
+	for _, step := range []struct{ body, want string }{
+		{`{"code":"os.environ['GIVEN']"}`, "by the sandbox"},
+		{`{"code":"os.environ['GIVEN']","env_vars":{"GIVEN":"by the cell"}}`, "by the cell"},
+		{`{"code":"os.environ['GIVEN'] + os.environ['MINE']"}`, "by the sandboxkept"},
+	} {
+		if got := w.run(step.body); got[1]["text"] != step.want {
+			t.Errorf("%s: lines are %v, want %q", step.body, got, step.want)
+		}
+	}
+}
+
+func TestEnvironmentIsParsedDefensively(t *testing.T) {
+	got := interpreter.ParseEnvironment("A=1\x00B=x=y\x00=z\x00C\x00PATH=/p\x00HOME=/h\x00D=a\nb\x00")
+	if want := map[string]string{"A": "1", "B": "x=y", "D": "a\nb"}; !maps.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+}
+
+// namedGuest starts programs with more variables, as the agent of a sandbox does.
+type namedGuest struct {
+	guestapi.Guest
+	env map[string]string
+}
+
+func (g namedGuest) Start(ctx context.Context, spec guestapi.ProcessSpec) (guestapi.Process, error) {
+	spec.Env = g.env
+	return g.Guest.Start(ctx, spec)
 }

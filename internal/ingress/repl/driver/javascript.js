@@ -91,19 +91,52 @@ function hoist(source) {
     })
     .replace(/^(\s*)(async\s+function\s*\*?|function\s*\*?|class)\s+([A-Za-z_$][\w$]*)/gm, "$1globalThis.$3 = $2 $3");
 }
+// Static imports of a cell become dynamic ones, since a script has none: they start at a line's beginning.
+function imports(source) {
+  const from = (spec) => `await import(${JSON.stringify(spec.replace(/^npm:/, ""))})`;
+  return source.replace(/^[ \t]*import\s+(?:([\w$]+)\s*,?\s*)?(?:\*\s*as\s+([\w$]+)|\{([^}]*)\})?\s*from\s*(["'])([^"'\n]+)\4[ \t]*;?/gm,
+    (all, whole, space, names, _, spec) => {
+      const list = (names || "").split(",").map((n) => n.trim()).filter(Boolean).map((n) => n.split(/\s+as\s+/));
+      if (whole) list.unshift(["default", whole]);
+      const set = list.map(([theirs, ours]) => `globalThis.${ours || theirs} = m[${JSON.stringify(theirs)}];`).join(" ");
+      return `{ const m = ${from(spec)}; ${space ? `globalThis.${space} = m;` : ""} ${set} }`;
+    }).replace(/^[ \t]*import\s*(["'])([^"'\n]+)\1[ \t]*;?/gm, (all, _, spec) => `${from(spec)};`);
+}
+const importModuleDynamically = vm.constants && vm.constants.USE_MAIN_CONTEXT_DEFAULT_LOADER || ((spec) => import(spec));
 const AsyncFunction = (async () => {}).constructor;
+// plain removes the types of TypeScript from a cell, if this release of Node.js can.
+function plain(source) {
+  const strip = require("module").stripTypeScriptTypes;
+  try { return strip ? strip(source, { mode: "transform" }) : source; } catch { return source; }
+}
 function compile(source, filename) {
-  try { return new vm.Script(source, { filename, importModuleDynamically: vm.constants && vm.constants.USE_MAIN_CONTEXT_DEFAULT_LOADER }); } catch (e) {
-    if (!(e instanceof SyntaxError) || !/\bawait\b/.test(source)) throw e;
+  try { return compilePlain(source, filename); } catch (e) {
+    const other = e instanceof SyntaxError ? plain(source) : source;
+    if (other === source) throw e;
+    return compilePlain(other, filename);
   }
+}
+function compilePlain(source, filename) {
+  try { return new vm.Script(source, { filename, importModuleDynamically }); } catch (e) {
+    if (!(e instanceof SyntaxError) || !/\b(?:await|import)\b/.test(source)) throw e;
+  }
+  source = imports(source);
   const lines = hoist(source).trimEnd().split("\n");
   const body = lines.join("\n");
   const last = lines.pop();
-  try { new AsyncFunction(`return (${last.replace(/;\s*$/, "")}\n)`); return new vm.Script(`(async () => { ${lines.join("\n")}\nreturn (${last.replace(/;\s*$/, "")}\n) })()`, { filename }); }
-  catch { return new vm.Script(`(async () => { ${body}\n})()`, { filename }); }
+  try { new AsyncFunction(`return (${last.replace(/;\s*$/, "")}\n)`); return new vm.Script(`(async () => { ${lines.join("\n")}\nreturn (${last.replace(/;\s*$/, "")}\n) })()`, { filename, importModuleDynamically }); }
+  catch { return new vm.Script(`(async () => { ${body}\n})()`, { filename, importModuleDynamically }); }
+}
+// The variables of the sandbox, which is younger than a context that waited in its template.
+let adopted = { owner: null, env: {} };
+function adopt({ owner, defaults }) {
+  if (!owner || !defaults || owner === adopted.owner) return;
+  for (const [key, value] of Object.entries(defaults)) if (adopted.env[key] !== value) process.env[key] = value;
+  adopted = { owner, env: defaults };
 }
 async function handle(request) {
   current = request.id;
+  adopt(request);
   send("count", { count: ++count });
   const saved = { ...process.env };
   Object.assign(process.env, request.env || {});
@@ -127,6 +160,9 @@ async function handle(request) {
   current = null;
 }
 process.on("SIGINT", () => {});
+// Cells do not choose that the driver uses what is experimental.
+process.removeAllListeners("warning");
+process.on("warning", (w) => { if (w.name !== "ExperimentalWarning") process.stderr.write(`${w.name}: ${w.message}\n`); });
 send("ready", {}); // from here on a signal does not end it: the other side waits for something before it sends one
 process.on("uncaughtException", (e) => send("stderr", { text: String(e && e.stack || e) + "\n" }));
 process.on("unhandledRejection", (e) => send("stderr", { text: String(e && e.stack || e) + "\n" }));

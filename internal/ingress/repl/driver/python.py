@@ -1,7 +1,7 @@
 # Runs cells of code for a stateful context. Requests come as lines of JSON on standard input, answers go
 # as lines of JSON to the first standard output; what cells and their children print goes to pipes and
 # comes back as answers too. SIGINT interrupts the cell that runs and nothing else.
-import _signal, ast, asyncio, base64, builtins, codecs, importlib.abc, importlib.machinery, inspect, io, json, linecache, os, select, signal, sys, threading, traceback
+import _signal, ast, asyncio, base64, builtins, codecs, importlib.abc, importlib.machinery, inspect, io, json, linecache, os, re, select, signal, sys, textwrap, threading, traceback
 
 channel = os.fdopen(os.dup(1), "wb", buffering=0)
 requests = os.fdopen(os.dup(0), "rb")
@@ -219,18 +219,24 @@ def box(stats, n):
             "median": number(stats["med"]), "third_quartile": number(stats["q3"]), "max": number(stats["whishi"]), "outliers": outliers}
 
 
+def unit(label):
+    """The unit in an axis' label, such as that of "Time (s)" or "Length [m]"."""
+    found = re.search(r"\s\((.*?)\)|\[(.*?)\]", label or "")
+    return found and (found.group(1) or found.group(2)) or None
+
+
 def axes_chart(ax):
     """What a set of axes shows, in the words of E2B's charts."""
     from matplotlib import collections, patches
     chart = {"type": "unknown", "title": ax.get_title() or None, "elements": []}
-    labels = {"x_label": ax.get_xlabel() or None, "y_label": ax.get_ylabel() or None, "x_unit": None, "y_unit": None}
+    labels = {"x_label": ax.get_xlabel() or None, "y_label": ax.get_ylabel() or None, "x_unit": unit(ax.get_xlabel()), "y_unit": unit(ax.get_ylabel())}
     wedges = [p for p in ax.patches if isinstance(p, patches.Wedge)]
     bars = [p for c in ax.containers if type(c).__name__ == "BarContainer" for p in c.patches]
     points = [c for c in ax.collections if isinstance(c, collections.PathCollection)]
     if wedges:
         chart["type"] = "pie"
         for w in wedges:
-            chart["elements"].append({"label": w.get_label(), "angle": abs(w.theta2 - w.theta1), "radius": w.r})
+            chart["elements"].append({"label": w.get_label(), "angle": round(abs(float(w.theta2) - float(w.theta1)), 4), "radius": number(w.r)})
         return chart
     chart.update(labels)
     boxes = getattr(ax, "pandastack_boxes", [])
@@ -241,9 +247,15 @@ def axes_chart(ax):
         chart["type"] = "bar"
         names = [t.get_text() for t in ax.get_xticklabels()]
         for c in [c for c in ax.containers if type(c).__name__ == "BarContainer"]:
+            lying = getattr(c, "orientation", None) == "horizontal"
+            if lying:
+                names = [t.get_text() for t in ax.get_yticklabels()]
+                chart.update(x_label=labels["y_label"], y_label=labels["x_label"], x_unit=labels["y_unit"], y_unit=labels["x_unit"])
             for i, p in enumerate(c.patches):
-                name = names[i] if i < len(names) and names[i] else str(number(p.get_x() + p.get_width() / 2))
-                chart["elements"].append({"label": name, "group": str(c.get_label()), "value": number(p.get_height())})
+                at = p.get_y() + p.get_height() / 2 if lying else p.get_x() + p.get_width() / 2
+                name = names[i] if i < len(names) and names[i] else str(number(at))
+                value = p.get_width() if lying else p.get_height()
+                chart["elements"].append({"label": name, "group": str(c.get_label()), "value": number(value)})
         return chart
     kind, series = None, []
     if points:
@@ -262,6 +274,12 @@ def axes_chart(ax):
     return chart
 
 
+def title(fig):
+    """The title of a figure, which has no public name in every release of matplotlib."""
+    text = getattr(fig, "_suptitle", None)
+    return text.get_text() if text is not None else None
+
+
 def figure_bundle(fig):
     out = {"text/plain": plain(fig)}
     image = io.BytesIO()
@@ -272,7 +290,7 @@ def figure_bundle(fig):
         if len(charts) == 1:
             out["application/vnd.pandastack.chart+json"] = charts[0]
         elif charts:
-            out["application/vnd.pandastack.chart+json"] = {"type": "superchart", "title": None, "elements": charts}
+            out["application/vnd.pandastack.chart+json"] = {"type": "superchart", "title": title(fig), "elements": charts}
     except Exception:
         pass
     return out
@@ -323,8 +341,54 @@ def run(code):
     return value
 
 
+def shell():
+    """IPython's shell over the variables of the cells, made when a cell needs it: importing it is slow."""
+    get = space.get("get_ipython")
+    if get is None:
+        from IPython.core.interactiveshell import InteractiveShell
+        from traitlets.config import Config
+        config = Config()
+        config.HistoryManager.enabled = False
+        config.InteractiveShell.colors = "NoColor"
+        made = InteractiveShell.instance(config=config, user_module=main)
+        made.system = made.system_raw
+        made.enable_gui = lambda gui=None: None
+        made.enable_matplotlib = lambda gui=None: (None, "inline")  # figures are shown at the end of a cell
+        get = made.get_ipython
+        sys.modules["__main__"] = main
+        space["get_ipython"] = get
+    return get()
+
+
+def transform(source, err):
+    """A cell that is not Python as Python, with what notebooks have besides: indentation, !commands and %magics."""
+    plain = textwrap.dedent(source).strip("\n")
+    try:
+        ast.parse(plain)
+        return plain
+    except SyntaxError:
+        pass
+    if not re.search(r"(^|=)\s*[!%?]|\?\s*$", source, re.M):
+        raise err
+    try:
+        python = shell().input_transformer_manager.transform_cell(source)
+    except ImportError:
+        raise SyntaxError("!commands and %magics need IPython, which is not installed here: pip install ipython") from None
+    ast.parse(python)
+    return python
+
+
 def parts(source, name):
     """The code of a cell in two: what it does, and its last expression; either may be None."""
+    try:
+        return plain_parts(source, name)
+    except SyntaxError as err:
+        other = transform(source, err)
+    return plain_parts(other, name)
+
+
+def plain_parts(source, name):
+    """As parts, of Python alone."""
     if "\n" not in source and ";" not in source and "=" not in source:
         # Most likely one expression, which needs no tree: taking one apart is slow where all code is cold.
         try:
@@ -370,6 +434,20 @@ def interrupt(*_):
         raise KeyboardInterrupt
 
 
+adopted = {"owner": None, "env": {}}
+
+
+def adopt(request):
+    """Sets the variables of the sandbox, which is younger than a context that waited in its template."""
+    owner, env = request.get("owner"), request.get("defaults")
+    if not owner or env is None or owner == adopted["owner"]:
+        return
+    for key, value in env.items():
+        if adopted["env"].get(key) != value:
+            os.environ[key] = value
+    adopted.update(owner=owner, env=env)
+
+
 def handle(request):
     global count
     current["id"] = request["id"] or ""
@@ -378,6 +456,7 @@ def handle(request):
     saved = {}
     code = 0
     try:
+        adopt(request)
         for key, value in (request.get("env") or {}).items():
             saved[key] = os.environ.get(key)
             os.environ[key] = value

@@ -1,0 +1,4 @@
+package interpreter
+
+// ParseEnvironment is for tests.
+var ParseEnvironment = parseEnvironment
