@@ -86,6 +86,12 @@ func TestRealGuest(t *testing.T) {
 			t.Errorf("got %+v", o)
 		}
 	})
+	t.Run("devices that check their users themselves are open", func(t *testing.T) {
+		o := guesttest.Exec(t, m.Link, guestapi.ProcessSpec{Shell: "stat -c %a /dev/fuse /dev/net/tun"})
+		if o.Stdout != "666\n666\n" {
+			t.Errorf("got %+v, want mode 666 of both", o)
+		}
+	})
 	t.Run("orphans are collected", func(t *testing.T) {
 		o := guesttest.Exec(t, m.Link, guestapi.ProcessSpec{Shell: "for i in 1 2 3 4 5; do (true & ); done; " +
 			"until [ $(cat /proc/[0-9]*/stat 2>/dev/null | grep -c ' Z 1 ') = 0 ]; do " +
