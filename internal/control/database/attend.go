@@ -219,6 +219,7 @@ func (s *Service) remove(ctx context.Context, row *store.Database) error {
 
 // clear removes the servers and the backups of a database, in whatever state they are.
 func (s *Service) clear(ctx context.Context, row *store.Database) error {
+	s.of(api.DatabaseID(row.ID)).closeAdmin(ctx)
 	if err := s.removeBackups(ctx, row); err != nil {
 		return err
 	}

@@ -139,6 +139,11 @@ func (s *Service) makeBranch(ctx context.Context, row *store.Database) error {
 	if err != nil {
 		return serverError(err)
 	}
+	if row.Durability == string(api.DurabilitySync) {
+		if err := s.beginBackups(ctx, row, g); err != nil {
+			return err
+		}
+	}
 	m := store.DatabaseMember{
 		ID: string(child), Database: row.ID, Role: store.MemberPrimary, State: store.MemberReady,
 		Sandbox: string(child), Timeline: 1, Created: store.Micros(time.Now()),

@@ -8,8 +8,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
@@ -297,13 +295,15 @@ func (s *Service) setUp(
 			return facts, serverError(err)
 		}
 	}
-	err = server.Use(starting, g, server.Maintained, func(conn *pgx.Conn) error {
-		return server.CreateOwner(starting, conn, RoleName, row.Verifier, DatabaseName)
-	})
-	if err == nil {
-		facts, err = server.ReadFacts(starting, g)
-	}
+	conn, err := server.Connect(starting, g, server.Maintained)
 	if err != nil {
+		return facts, serverError(err)
+	}
+	s.of(api.DatabaseID(row.ID)).setAdmin(ctx, conn) // the first login asks for its verifier with it
+	if err := server.CreateOwner(starting, conn, RoleName, row.Verifier, DatabaseName); err != nil {
+		return facts, serverError(err)
+	}
+	if facts, err = server.ReadFacts(starting, g); err != nil {
 		return facts, serverError(err)
 	}
 	var want []string

@@ -10,6 +10,8 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
 	"github.com/pandastack/pandastack/internal/control/database/server"
@@ -135,6 +137,14 @@ func (s *Service) askVerifier(ctx context.Context, row *store.Database, role str
 		return "", ErrNoRole
 	}
 	return r.Verifier, nil
+}
+
+// setAdmin makes a connection the one with which the server is asked.
+func (l *live) setAdmin(ctx context.Context, conn *pgx.Conn) {
+	l.closeAdmin(ctx)
+	l.asking.Lock()
+	defer l.asking.Unlock()
+	l.admin = conn
 }
 
 // closeAdmin closes the connection with which the server is asked.

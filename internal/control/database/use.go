@@ -10,6 +10,7 @@ import (
 
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
+	"github.com/pandastack/pandastack/internal/contract/hostapi"
 	"github.com/pandastack/pandastack/internal/control/auth"
 	"github.com/pandastack/pandastack/internal/control/database/server"
 	"github.com/pandastack/pandastack/internal/control/store"
@@ -197,13 +198,15 @@ func (s *Service) runLocked(ctx context.Context, row *store.Database) (guestapi.
 	if err != nil {
 		return nil, err
 	}
-	woken := box.Status != api.Running
+	woken, booted := box.Status != api.Running, box.Status == api.Failed
 	switch box.Status {
 	case api.Running:
 	case api.Paused:
 		_, err = s.boxes.Resume(ctx, p, id)
 	default:
-		_, err = s.boxes.Wake(ctx, p, id)
+		box, err = s.boxes.Wake(ctx, p, id)
+		booted = booted || box.BootMode == string(hostapi.BootCold)
+		s.of(api.DatabaseID(row.ID)).touch()
 	}
 	if err != nil {
 		return nil, err
@@ -212,11 +215,12 @@ func (s *Service) runLocked(ctx context.Context, row *store.Database) (guestapi.
 	if err != nil || !woken {
 		return g, err
 	}
-	s.of(api.DatabaseID(row.ID)).touch()
-	starting, cancel := context.WithTimeout(ctx, s.cfg.StartTimeout)
-	defer cancel()
-	if err := server.Start(starting, g); err != nil {
-		return nil, serverError(err)
+	if booted { // otherwise the machine has the server that ran in its memory
+		starting, cancel := context.WithTimeout(ctx, s.cfg.StartTimeout)
+		defer cancel()
+		if err := server.Start(starting, g); err != nil {
+			return nil, serverError(err)
+		}
 	}
 	s.of(api.DatabaseID(row.ID)).setBackedUp(false)
 	if row.Durability == string(api.DurabilitySync) {

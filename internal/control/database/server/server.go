@@ -27,7 +27,7 @@ const (
 	PoolerPort = 6432
 	Disk       = "data" // the data disk that the cluster is on
 	Superuser  = "postgres"
-	Prepared   = "prepared" // the database that new ones are copies of
+	Prepared   = "prepared" // the database that has the extensions; it becomes that of the owner
 	Maintained = "postgres" // the database that administration connects to
 
 	factsFile = "/etc/pandastack/postgres.json"

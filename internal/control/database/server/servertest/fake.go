@@ -150,7 +150,7 @@ func (f *Fake) run(ctx context.Context, files guestapi.FileSystem, b *pgproto3.B
 
 var (
 	roleStatement     = regexp.MustCompile(`^(CREATE|ALTER) ROLE "([^"]+)" .*PASSWORD '([^']+)'`)
-	databaseStatement = regexp.MustCompile(`^CREATE DATABASE "([^"]+)"`)
+	databaseStatement = regexp.MustCompile(`RENAME TO "([^"]+)"`)
 	oneRole           = regexp.MustCompile(`rolname = '([^']*)'`)
 )
 
@@ -166,9 +166,9 @@ func (f *Fake) apply(ctx context.Context, files guestapi.FileSystem, b *pgproto3
 			return errors.New("role " + m[2] + ": exists or does not")
 		}
 		s.Roles[m[2]] = m[3]
-		err = save(ctx, files, s)
-	case databaseStatement.MatchString(sql):
-		s.Databases = append(s.Databases, databaseStatement.FindStringSubmatch(sql)[1])
+		if made := databaseStatement.FindStringSubmatch(sql); made != nil {
+			s.Databases = append(s.Databases, made[1])
+		}
 		err = save(ctx, files, s)
 	case strings.HasPrefix(sql, "INSERT "):
 		s.Rows = append(s.Rows, strings.TrimPrefix(sql, "INSERT "))
