@@ -1,6 +1,7 @@
 package e2b_test
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 	"strings"
@@ -124,5 +125,39 @@ func TestRangesOfDownloads(t *testing.T) {
 		if status != want.status || h.Get("Content-Range") != want.parts || want.status != 416 && text != want.body {
 			t.Errorf("Range %q: got %d %q, part %q; want %+v", header, status, text, h.Get("Content-Range"), want)
 		}
+	}
+}
+
+// TestTimeoutWhilePausing checks that a timeout that is set while a sandbox is being paused is a conflict: it would not
+// outlive the pause.
+func TestTimeoutWhilePausing(t *testing.T) {
+	w := newFixture(t)
+	path := "/sandboxes/" + w.create("/v2/sandboxes", `{"templateID":"base"}`).SandboxID
+	pausing, goOn := make(chan struct{}), make(chan struct{})
+	w.host.SetHook(func(ctx context.Context, op, _ string, after bool) error {
+		if op != "hibernate" || after {
+			return nil
+		}
+		close(pausing)
+		select {
+		case <-goOn:
+			return nil
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	})
+	paused := make(chan int, 1)
+	go func() {
+		status, _, _ := w.call("POST", path+"/pause", w.key, "")
+		paused <- status
+	}()
+	<-pausing
+	status, text, _ := w.call("POST", path+"/timeout", w.key, `{"timeout":60}`)
+	close(goOn)
+	if status != 409 {
+		t.Errorf("timeout while pausing: got %d %s, want 409", status, text)
+	}
+	if status := <-paused; status != 204 {
+		t.Errorf("pause: got %d, want 204", status)
 	}
 }
