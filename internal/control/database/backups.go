@@ -23,6 +23,8 @@ type Backups interface {
 	Remove(ctx context.Context, id string) error
 	// Status returns backup.ErrNotRunning for a database without backups.
 	Status(ctx context.Context, id string) (backup.Status, error)
+	// Restore replaces the content of a server by a moment of a database.
+	Restore(ctx context.Context, req backup.RestoreRequest) (backup.Restored, error)
 }
 
 // needsBackups reports whether the backups of a database have not begun since its server runs.

@@ -8,9 +8,16 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
 
 	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/internal/contract/guestapi"
+	"github.com/pandastack/pandastack/internal/control/database"
 	"github.com/pandastack/pandastack/internal/control/database/backup"
+	"github.com/pandastack/pandastack/internal/control/database/restore"
+	"github.com/pandastack/pandastack/internal/control/database/server"
 )
 
 // recorder is a keeper of backups that keeps nothing.
@@ -20,6 +27,9 @@ type recorder struct {
 	fail  map[string]error // by the name of the call, once
 	has   map[string]bool  // databases with backups
 	seen  func(call string)
+
+	based    time.Time // of every database
+	restored backup.RestoreRequest
 }
 
 func newRecorder() *recorder { return &recorder{fail: map[string]error{}, has: map[string]bool{}} }
@@ -83,7 +93,23 @@ func (r *recorder) Status(_ context.Context, id string) (backup.Status, error) {
 	if !r.has[id] {
 		return backup.Status{}, backup.ErrNotRunning
 	}
-	return backup.Status{}, nil
+	return backup.Status{Based: r.based}, nil
+}
+
+// Restore implements database.Backups.
+// The restored server has the role of its original.
+func (r *recorder) Restore(ctx context.Context, req backup.RestoreRequest) (backup.Restored, error) {
+	g := req.Into.(backup.GuestServer).Guest.(guestapi.Guest)
+	err := server.Use(ctx, g, server.Maintained, func(conn *pgx.Conn) error {
+		return server.CreateOwner(ctx, conn, database.RoleName, "SCRAM-SHA-256$4096:", database.DatabaseName)
+	})
+	if err != nil {
+		return backup.Restored{}, err
+	}
+	r.mu.Lock()
+	r.restored = req
+	r.mu.Unlock()
+	return backup.Restored{}, r.call("restore", true, req.From)
 }
 
 func withBackups(r *recorder) func(*fixture) { return func(w *fixture) { w.backups = r } }
@@ -203,6 +229,54 @@ func TestSynchronous(t *testing.T) {
 		}
 		r.wants(t, "an update to "+string(*one.to), one.want)
 	}
+}
+
+// A branch of the past is restored into a new machine, with credentials of its own; what cannot be restored fails with
+// the reason, and leaves nothing.
+func TestPast(t *testing.T) {
+	r := newRecorder()
+	w := newFixture(t, withBackups(r))
+	d := w.made()
+	w.must(w.Reconcile(t.Context()))
+	at := time.Now().Add(-time.Minute)
+	_, err := w.Clone(t.Context(), alice, d.ID, api.CloneDatabaseRequest{TargetTime: &at})
+	w.wants("Clone without a base backup", err, api.WrongState)
+	r.based = at
+	_, err = w.Clone(t.Context(), alice, d.ID, api.CloneDatabaseRequest{TargetLSN: "nonsense"})
+	w.wants("Clone of a bad position", err, api.Invalid)
+	r.take()
+	branch := func(req api.CloneDatabaseRequest) api.Database {
+		t.Helper()
+		b, err := w.Clone(t.Context(), alice, d.ID, req)
+		w.must(err)
+		if b.Status != api.DatabaseProvisioning {
+			t.Errorf("the branch is %s, want provisioning", b.Status)
+		}
+		w.must(w.Reconcile(t.Context()))
+		return w.get(b.ID)
+	}
+	b := branch(api.CloneDatabaseRequest{TargetTime: &at})
+	if b.Status != api.DatabaseRunning || b.ClonedFrom != d.ID || b.Password == d.Password || b.Password == "" {
+		t.Fatalf("the branch is %s (%s), from %s; want running, with a password of its own", b.Status, b.Error,
+			b.ClonedFrom)
+	}
+	got := r.restored
+	if got.From != string(d.ID) || !got.Target.Time.Equal(at) || got.Target.Variant != "npm" ||
+		!got.Target.CoveredUntil.IsZero() {
+		t.Errorf("restored %+v, want the time %v of %s", got, at, d.ID)
+	}
+	_, err = w.Suspend(t.Context(), alice, d.ID)
+	w.must(err)
+	branch(api.CloneDatabaseRequest{TargetLSN: "0/16B3748"})
+	if got := r.restored.Target; got.LSN != 0x16B3748 || got.CoveredUntil.IsZero() {
+		t.Errorf("restored %+v of a database that sleeps, want the position, and nothing missing until now", got)
+	}
+	r.fail["restore"] = fmt.Errorf("%w, which is of noon", restore.ErrTooEarly)
+	failed := branch(api.CloneDatabaseRequest{TargetName: "before"})
+	if failed.Status != api.DatabaseFailed || !strings.Contains(failed.Error, "which is of noon") {
+		t.Errorf("the branch is %s: %s; want failed with the reason", failed.Status, failed.Error)
+	}
+	w.whole("after a branch that failed", 3)
 }
 
 // Without backups nothing is synchronous.

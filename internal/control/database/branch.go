@@ -17,7 +17,8 @@ import (
 
 // origin is what a branch that is being made is made of, as its row has it.
 type origin struct {
-	Database string `json:"database"`
+	Database string  `json:"database"`
+	Moment   *moment `json:"moment,omitempty"` // of the past; nil: what the database has now
 }
 
 // forkKey is the metadata of a fork that has the id of the branch that it is made for.
@@ -40,6 +41,11 @@ func (s *Service) Clone(
 	}
 	if err != nil {
 		return api.Database{}, api.AsError(err)
+	}
+	if req.Past() {
+		if err := s.checkPast(ctx, &parent); err != nil {
+			return api.Database{}, api.AsError(err)
+		}
 	}
 	row, err := branchOf(&parent, req)
 	if err != nil {
@@ -67,9 +73,6 @@ func (s *Service) Clone(
 // branchOf plans a branch.
 func branchOf(parent *store.Database, req api.CloneDatabaseRequest) (store.Database, error) {
 	switch {
-	case req.Past():
-		return store.Database{}, api.Errorf(api.Unsupported, "target_time: this server keeps no log of databases: "+
-			"leave the target out to branch what the database has now").With("field", "target_time")
 	case req.SchemaOnly:
 		return store.Database{}, api.Errorf(api.Unsupported, "schema_only: this server branches databases with their "+
 			"rows only: leave it out").With("field", "schema_only")
@@ -77,7 +80,15 @@ func branchOf(parent *store.Database, req api.CloneDatabaseRequest) (store.Datab
 		return store.Database{}, api.Errorf(api.Invalid, "size: a branch has the size of its database, %s: leave it "+
 			"out", parent.Size).With("field", "size")
 	}
-	from, err := json.Marshal(origin{Database: parent.ID})
+	branched := origin{Database: parent.ID}
+	if req.Past() {
+		at, err := momentOf(req)
+		if err != nil {
+			return store.Database{}, err
+		}
+		branched.Moment = at
+	}
+	from, err := json.Marshal(branched)
 	if err != nil {
 		return store.Database{}, err
 	}
@@ -92,9 +103,12 @@ func branchOf(parent *store.Database, req api.CloneDatabaseRequest) (store.Datab
 
 // makeBranch makes the machine of a branch: a fork of that of its database, with a private copy of its volume.
 func (s *Service) makeBranch(ctx context.Context, row *store.Database) error {
-	var from origin
-	if err := json.Unmarshal([]byte(row.Origin), &from); err != nil {
+	from, err := originOf(row)
+	if err != nil {
 		return err
+	}
+	if from.Moment != nil {
+		return s.makePast(ctx, row, from)
 	}
 	parent, err := s.db.Read().Database(ctx, from.Database)
 	if err != nil {

@@ -229,31 +229,11 @@ func (s *Service) provision(ctx context.Context, row *store.Database) error {
 
 // makePrimary makes the machine of a database and writes that the database is ready.
 func (s *Service) makePrimary(ctx context.Context, row *store.Database) error {
-	p := as(row)
-	t, err := s.template(ctx, p, row.Template)
+	g, m, restart, err := s.makeMachine(ctx, row)
 	if err != nil {
 		return err
 	}
-	v, err := s.volumes.CreateFor(ctx, p, owner(row), api.CreateVolumeRequest{},
-		volume.Disk{Template: hostapi.TemplateName(t.Host), Name: server.Disk, SizeMiB: diskOf(t).SizeMB})
-	if err != nil {
-		return err
-	}
-	req := api.CreateRequest{
-		Template: t.Name, Persistent: true, Volumes: []api.VolumeMount{{Name: string(v.ID), Disk: server.Disk}},
-	}
-	if memory := api.DatabaseSize(row.Size).MemoryMB(); memory > t.MemoryMB {
-		req.MemoryMB = memory
-	}
-	box, err := s.boxes.Create(ctx, p, req)
-	if err != nil {
-		return sizeError(err, row, t)
-	}
-	g, err := s.boxes.Guest(ctx, p, box.ID)
-	if err != nil {
-		return err
-	}
-	facts, err := s.setUp(ctx, g, row, req.MemoryMB > 0)
+	facts, err := s.setUp(ctx, g, row, restart)
 	if err != nil {
 		return err
 	}
@@ -264,11 +244,43 @@ func (s *Service) makePrimary(ctx context.Context, row *store.Database) error {
 			return err
 		}
 	}
-	m := store.DatabaseMember{
+	return s.finish(ctx, row, &m, facts)
+}
+
+// makeMachine makes a machine for a database, with a volume and the server that its template has. Its memory may differ
+// from what the server was started with.
+func (s *Service) makeMachine(
+	ctx context.Context,
+	row *store.Database,
+) (g guestapi.Guest, m store.DatabaseMember, restart bool, err error) {
+	p := as(row)
+	t, err := s.template(ctx, p, row.Template)
+	if err != nil {
+		return nil, m, false, err
+	}
+	v, err := s.volumes.CreateFor(ctx, p, owner(row), api.CreateVolumeRequest{},
+		volume.Disk{Template: hostapi.TemplateName(t.Host), Name: server.Disk, SizeMiB: diskOf(t).SizeMB})
+	if err != nil {
+		return nil, m, false, err
+	}
+	req := api.CreateRequest{
+		Template: t.Name, Persistent: true, Volumes: []api.VolumeMount{{Name: string(v.ID), Disk: server.Disk}},
+	}
+	if memory := api.DatabaseSize(row.Size).MemoryMB(); memory > t.MemoryMB {
+		req.MemoryMB = memory
+	}
+	box, err := s.boxes.Create(ctx, p, req)
+	if err != nil {
+		return nil, m, false, sizeError(err, row, t)
+	}
+	if g, err = s.boxes.Guest(ctx, p, box.ID); err != nil {
+		return nil, m, false, err
+	}
+	m = store.DatabaseMember{
 		ID: string(box.ID), Database: row.ID, Role: store.MemberPrimary, State: store.MemberReady,
 		Sandbox: string(box.ID), Volume: string(v.ID), Timeline: 1, Created: store.Micros(time.Now()),
 	}
-	return s.finish(ctx, row, &m, facts)
+	return g, m, req.MemoryMB > 0, nil
 }
 
 // sizeError says that a host cannot give a machine the memory of a size.
