@@ -90,7 +90,7 @@ func (s *Service) hasWork(row *store.Database) bool {
 	case store.DatabaseCreating, store.DatabaseDeleting:
 		return true
 	case store.DatabaseReady:
-		return expired(row) || row.Instance != "" || s.mayBeIdle(row) || s.needsBackups(row)
+		return expired(row) || row.Instance != "" || s.mayBeIdle(row) || s.needsBackups(row) || s.measureDue(row)
 	}
 	return expired(row)
 }
@@ -134,6 +134,8 @@ func (s *Service) attend(ctx context.Context, id string) error {
 		return s.suspendLocked(ctx, &row, false)
 	case row.State == store.DatabaseReady && s.needsBackups(&row) && s.runs(ctx, &row):
 		return s.beginBackups(ctx, &row, nil)
+	case row.State == store.DatabaseReady && s.measureDue(&row) && s.runs(ctx, &row):
+		return s.keepStorage(ctx, &row)
 	}
 	return nil
 }

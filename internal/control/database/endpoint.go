@@ -111,32 +111,42 @@ func (e *Endpoint) Verifier(ctx context.Context, role string) (string, error) {
 const askTimeout = 5 * time.Second
 
 // askVerifier asks the server of a database that runs.
-func (s *Service) askVerifier(ctx context.Context, row *store.Database, role string) (string, error) {
+func (s *Service) askVerifier(ctx context.Context, row *store.Database, role string) (verifier string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
+	found := false
+	err = s.ask(ctx, row, func(conn *pgx.Conn) error {
+		r, ok, err := server.FindRole(ctx, conn, role)
+		verifier, found = r.Verifier, ok
+		return err
+	})
+	if err == nil && !found {
+		err = ErrNoRole
+	}
+	return verifier, err
+}
+
+// ask calls f with a connection to the server of a database that runs, which is kept for the next call.
+func (s *Service) ask(ctx context.Context, row *store.Database, f func(*pgx.Conn) error) error {
 	l := s.of(api.DatabaseID(row.ID))
 	l.asking.Lock()
 	defer l.asking.Unlock()
 	if l.admin == nil || l.admin.IsClosed() {
 		v, err := s.serverOf(ctx, row)
 		if err != nil {
-			return "", err
+			return err
 		}
 		if l.admin, err = v.SQL(ctx, server.Maintained); err != nil {
 			l.admin = nil
-			return "", err
+			return err
 		}
 	}
-	r, ok, err := server.FindRole(ctx, l.admin, role)
+	err := f(l.admin)
 	if err != nil {
 		server.Close(ctx, l.admin)
 		l.admin = nil
-		return "", err
 	}
-	if !ok {
-		return "", ErrNoRole
-	}
-	return r.Verifier, nil
+	return err
 }
 
 // setAdmin makes a connection the one with which the server is asked.

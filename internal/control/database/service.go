@@ -39,12 +39,13 @@ type Config struct {
 	Idle          time.Duration // until a database whose creator names none is suspended; 5 min
 	StorageMaxMiB int           // of a database whose creator names none; 32768
 
-	Interval     time.Duration // between looks at all databases; 5 s
-	FlushTimeout time.Duration // that the log gets to reach the archive when a database is suspended; 1 min
-	Concurrency  int           // databases that are worked on at once; 8
-	StartTimeout time.Duration // until a server accepts connections after a boot; 2 min
-	EndTimeout   time.Duration // that sessions get to end when a database is suspended; 10 s
-	ForeignGrace time.Duration // how long an operation of another process on a shared store is left alone; 10 min
+	Interval        time.Duration // between looks at all databases; 5 s
+	FlushTimeout    time.Duration // that the log gets to reach the archive when a database is suspended; 1 min
+	MeasureInterval time.Duration // between measurements of the storage of a database; 30 s
+	Concurrency     int           // databases that are worked on at once; 8
+	StartTimeout    time.Duration // until a server accepts connections after a boot; 2 min
+	EndTimeout      time.Duration // that sessions get to end when a database is suspended; 10 s
+	ForeignGrace    time.Duration // how long an operation of another process on a shared store is left alone; 10 min
 }
 
 // Sandboxes are the methods of *sandbox.Service that databases need.
@@ -75,6 +76,7 @@ type Volumes interface {
 		req api.CreateVolumeRequest,
 		disk volume.Disk,
 	) (api.Volume, error)
+	Update(ctx context.Context, p auth.Principal, name string, req api.VolumePatch) (api.Volume, error)
 	Delete(ctx context.Context, p auth.Principal, name string, withSnapshots bool) error
 }
 
@@ -129,6 +131,7 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	cfg.Idle = cmp.Or(cfg.Idle, 5*time.Minute)
 	cfg.StorageMaxMiB = cmp.Or(cfg.StorageMaxMiB, 32<<10)
 	cfg.Interval = cmp.Or(cfg.Interval, 5*time.Second)
+	cfg.MeasureInterval = cmp.Or(cfg.MeasureInterval, 30*time.Second)
 	cfg.Concurrency = cmp.Or(cfg.Concurrency, 8)
 	cfg.StartTimeout = cmp.Or(cfg.StartTimeout, 2*time.Minute)
 	cfg.EndTimeout = cmp.Or(cfg.EndTimeout, 10*time.Second)

@@ -55,7 +55,9 @@ func Connect(ctx context.Context, g Guest, database string) (*pgx.Conn, error) {
 	}
 	cfg.Host, cfg.Port, cfg.User, cfg.Password, cfg.Database = "localhost", Port, Superuser, "", database
 	cfg.Fallbacks, cfg.ConnectTimeout = nil, dialTimeout
-	cfg.RuntimeParams = map[string]string{"application_name": "pandastack"}
+	cfg.RuntimeParams = map[string]string{
+		"application_name": "pandastack", "default_transaction_read_only": "off",
+	}
 	cfg.DefaultQueryExecMode = pgx.QueryExecModeSimpleProtocol
 	cfg.LookupFunc = func(context.Context, string) ([]string, error) { return []string{"127.0.0.1"}, nil }
 	cfg.DialFunc = func(ctx context.Context, _, _ string) (net.Conn, error) { return g.DialSocket(ctx, Socket) }

@@ -11,6 +11,7 @@ import (
 	"io"
 	"net"
 	"regexp"
+	"strconv"
 	"strings"
 	"sync"
 
@@ -35,6 +36,9 @@ type Fake struct {
 	fail map[string]error // by the beginning of the statement
 	seen []string
 	hook func(statement string, done bool) error
+
+	used     int64 // bytes of its storage
+	readOnly bool
 }
 
 // New returns a server without faults.
@@ -54,6 +58,20 @@ func (f *Fake) SetHook(hook func(statement string, done bool) error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.hook = hook
+}
+
+// SetUsed sets how much of its storage the server uses, in bytes.
+func (f *Fake) SetUsed(bytes int64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.used = bytes
+}
+
+// ReadOnly reports whether the server is read-only.
+func (f *Fake) ReadOnly() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.readOnly
 }
 
 // Statements returns the statements so far.
@@ -173,6 +191,11 @@ func (f *Fake) apply(ctx context.Context, files guestapi.FileSystem, b *pgproto3
 	case strings.HasPrefix(sql, "INSERT "):
 		s.Rows = append(s.Rows, strings.TrimPrefix(sql, "INSERT "))
 		err = save(ctx, files, s)
+	case strings.HasPrefix(sql, "ALTER SYSTEM"):
+		f.readOnly = strings.Contains(sql, "SET default_transaction_read_only = on")
+	case strings.Contains(sql, "pg_ls_waldir"):
+		f.sendStorage(b)
+		return nil
 	case strings.HasPrefix(sql, "SELECT rolname, rolpassword"):
 		f.sendRoles(b, s, sql)
 		return nil
@@ -197,4 +220,18 @@ func (f *Fake) sendRoles(b *pgproto3.Backend, s State, sql string) {
 		}
 	}
 	b.Send(&pgproto3.CommandComplete{CommandTag: []byte("SELECT")})
+}
+
+func (f *Fake) sendStorage(b *pgproto3.Backend) {
+	const bigint, boolean = 20, 16
+	b.Send(&pgproto3.RowDescription{Fields: []pgproto3.FieldDescription{
+		{Name: []byte("bytes"), DataTypeOID: bigint, DataTypeSize: 8, TypeModifier: -1},
+		{Name: []byte("read_only"), DataTypeOID: boolean, DataTypeSize: 1, TypeModifier: -1},
+	}})
+	readOnly := "f"
+	if f.readOnly {
+		readOnly = "t"
+	}
+	b.Send(&pgproto3.DataRow{Values: [][]byte{[]byte(strconv.FormatInt(f.used, 10)), []byte(readOnly)}})
+	b.Send(&pgproto3.CommandComplete{CommandTag: []byte("SELECT 1")})
 }
