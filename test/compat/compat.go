@@ -24,7 +24,8 @@ type Record struct {
 	Client     string      `json:"client"` // its name in the registry
 	Registry   string      `json:"registry"`
 	Version    string      `json:"version"`
-	Test       string      `json:"test"` // the test that drives it
+	Part       string      `json:"part,omitempty"` // of the client that the test drives; "": what has no part
+	Test       string      `json:"test"`           // the test that drives it
 	Operations []Operation `json:"operations"`
 }
 
@@ -55,7 +56,7 @@ func Save(root string, r Record) error {
 		Replace(r.Client) +
 		"-" + r.Version + "-" + strings.ToLower(
 		r.Registry,
-	) + ".json"
+	) + strings.ReplaceAll(r.of(), ", ", "-") + ".json"
 	if err := writeChanged(filepath.Join(root, folder, name), append(data, '\n')); err != nil {
 		return err
 	}
@@ -101,6 +102,7 @@ func Records(root string) ([]Record, error) {
 			cmp.Compare(a.Client, b.Client),
 			cmp.Compare(a.Version, b.Version),
 			cmp.Compare(a.Registry, b.Registry),
+			cmp.Compare(a.Part, b.Part),
 		) < 0
 	})
 	return all, nil
@@ -125,7 +127,7 @@ func Page(root string) ([]byte, error) {
 			&b,
 			"| `%s` (%s) | %s | %d | %s | `%s` |\n",
 			r.Client,
-			r.Registry,
+			r.Registry+r.of(),
 			r.Version,
 			len(r.Operations),
 			result(well, len(r.Operations)),
@@ -134,12 +136,20 @@ func Page(root string) ([]byte, error) {
 	}
 	b.WriteString(middle)
 	for _, r := range all {
-		fmt.Fprintf(&b, "\n## %s %s (%s)\n\n", r.Client, r.Version, r.Registry)
+		fmt.Fprintf(&b, "\n## %s %s (%s)\n\n", r.Client, r.Version, r.Registry+r.of())
 		for _, o := range r.Operations {
 			fmt.Fprintf(&b, "- %s %s\n", map[bool]string{true: "passes:", false: "**fails:**"}[o.OK], o.Name)
 		}
 	}
 	return b.Bytes(), nil
+}
+
+// of returns the part of a record behind a comma, if it has one.
+func (r Record) of() string {
+	if r.Part == "" {
+		return ""
+	}
+	return ", " + r.Part
 }
 
 func result(well, all int) string {

@@ -20,9 +20,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pandastack/pandastack/internal/lib/scram"
 	"github.com/pandastack/pandastack/internal/ingress/pghttp"
 	"github.com/pandastack/pandastack/internal/lib/budget"
+	"github.com/pandastack/pandastack/internal/lib/scram"
 	"github.com/pandastack/pandastack/test/pgclients"
 )
 

@@ -32,6 +32,7 @@ type published struct {
 	client, version string
 	more            []string // further packages that the client needs, as npm or pip name them
 	script          string   // path of the scenario in the repository
+	part            string   // of the client that the scenario drives, if another scenario drives the rest
 	program         string   // interpreter of the script; empty for node
 	lane            int      // clients of one lane run one after the other, concurrently with those of the other lane
 	plain           bool     // use plain HTTP and a key of /v1; otherwise TLS and E2B's host names
@@ -313,7 +314,7 @@ func (p published) drive(t *testing.T, w *clientSetup) {
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, t.Output()
 	err := cmd.Run()
-	r := compat.Record{Client: p.client, Registry: p.registry(), Version: p.version, Test: p.script}
+	r := compat.Record{Client: p.client, Registry: p.registry(), Version: p.version, Part: p.part, Test: p.script}
 	for lines := bufio.NewScanner(&out); lines.Scan(); {
 		var result struct {
 			Operation, Name, Error string

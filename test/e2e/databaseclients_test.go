@@ -1,0 +1,43 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"os/exec"
+	"testing"
+
+	"github.com/pandastack/pandastack/test/nodelab"
+)
+
+var databaseClients = []published{
+	{client: "@pandastack/sdk", version: "0.9.0", script: "test/sdk/databases.mjs", part: "databases", plain: true},
+	{
+		client:  "pandastack",
+		version: "0.8.1",
+		script:  "test/sdk/databases.py",
+		part:    "databases",
+		program: "python3",
+		plain:   true,
+	},
+}
+
+// TestPublishedDatabases drives the databases of a real node with the published SDKs, as TestPublishedClients does.
+func TestPublishedDatabases(t *testing.T) {
+	for _, name := range []string{"npm", "node", "python3"} {
+		if _, err := exec.LookPath(name); err != nil {
+			t.Skipf("probe %s: it is not installed on this host", name)
+		}
+	}
+	n := nodelab.Start(t, nodelab.DataDir(t), "--databases-listen", "127.0.0.1:0")
+	n.Bake("postgres-16")
+	defer n.Clean()
+	w := &clientSetup{Node: n}
+	for _, p := range databaseClients {
+		t.Run(p.client+"-"+p.version+"-"+p.registry(), func(t *testing.T) {
+			if err := p.install(t.Context(), p.dir(t)); err != nil {
+				t.Fatal(err)
+			}
+			p.drive(t, w)
+		})
+	}
+}
