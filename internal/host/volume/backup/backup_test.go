@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"os"
 	"path/filepath"
@@ -128,7 +129,7 @@ func (h *host) open() {
 // copyFile stands for a reflink; holes stay holes.
 func copyFile(t *testing.T, from, to string) error {
 	t.Helper()
-	data, err := os.ReadFile(from)
+	info, err := os.Stat(from)
 	if err != nil {
 		return err
 	}
@@ -136,14 +137,33 @@ func copyFile(t *testing.T, from, to string) error {
 	if err != nil {
 		return err
 	}
-	err = out.Truncate(int64(len(data)))
-	for at := 0; err == nil && at < len(data); at += mib {
-		if part := data[at:min(at+mib, len(data))]; !bytes.Equal(part, make([]byte, len(part))) {
-			_, err = out.WriteAt(part, int64(at))
+	_, err = out.Write(written(t, from))
+	return errors.Join(err, out.Truncate(info.Size()), out.Close())
+}
+
+// written returns the content of a file without the zeros at its end, in whole MiB.
+func written(t *testing.T, path string) []byte {
+	t.Helper()
+	f, err := os.Open(path)
+	must(t, err)
+	defer f.Close()
+	var all []byte
+	part := make([]byte, mib)
+	for at := int64(0); ; at += mib {
+		switch n, err := f.ReadAt(part, at); {
+		case n == 0 && err == io.EOF:
+			return all
+		case n < mib:
+			t.Fatalf("%s: %d bytes at %d, %v", path, n, at, err)
+		}
+		if !bytes.Equal(part, zeros) {
+			all = append(all, make([]byte, at-int64(len(all)))...)
+			all = append(all, part...)
 		}
 	}
-	return errors.Join(err, out.Close())
 }
+
+var zeros = make([]byte, mib)
 
 // volume makes a volume that begins with data.
 func (h *host) volume(id hostapi.VolumeID, data []byte) {
@@ -163,9 +183,7 @@ func (h *host) write(id hostapi.VolumeID, at int64, data []byte) {
 
 func (h *host) content(id hostapi.VolumeID) []byte {
 	h.t.Helper()
-	data, err := os.ReadFile(h.volumes.Path(id))
-	must(h.t, err)
-	return data
+	return written(h.t, h.volumes.Path(id))
 }
 
 func (h *host) backUp(id hostapi.VolumeID, as hostapi.BackupID) hostapi.BackupResult {
@@ -181,8 +199,10 @@ func (h *host) wantRestored(as hostapi.BackupID, data []byte) {
 	id := hostapi.VolumeID("restored" + as)
 	v, err := h.Restore(h.t.Context(), "ws", as, volume.Request{ID: id})
 	must(h.t, err)
-	if got := h.content(id); v.SizeMiB != len(data)/mib || !bytes.Equal(got, data) {
-		h.t.Errorf("backup %s restored: %+v with other content than was backed up", as, v)
+	info, err := os.Stat(h.volumes.Path(id))
+	must(h.t, err)
+	if got := h.content(id); info.Size() != int64(v.SizeMiB)*mib || !bytes.Equal(got, data) {
+		h.t.Errorf("backup %s restored: %+v in %d bytes, with other content than was backed up", as, v, info.Size())
 	}
 	must(h.t, h.volumes.Delete(id))
 }
