@@ -76,7 +76,8 @@ func (n *node) databases(
 	if err != nil {
 		return d, err
 	}
-	if d.keeper, err = n.backups(ctx, deps.Store); err != nil {
+	var machines *rehearsals
+	if d.keeper, machines, err = n.backups(ctx, deps.Store); err != nil {
 		return d, err
 	}
 	deps.Backups = d.keeper
@@ -87,6 +88,7 @@ func (n *node) databases(
 	if err != nil {
 		return d, err
 	}
+	machines.Service = d.service
 	limiter := pgedge.NewLimiter(pgedge.Limits{DrainTimeout: n.Config.Lifecycle.ShutdownTimeout / 4})
 	d.log = newDatabaseLog(d.service, log)
 	resolver, mock := endpoints{d.service}, derive(secret, "database roles")

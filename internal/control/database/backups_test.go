@@ -279,6 +279,26 @@ func TestPast(t *testing.T) {
 	w.whole("after a branch that failed", 3)
 }
 
+// A machine for a rehearsal has the server of the template, ends with the rehearsal, and is none of the database's.
+func TestScratch(t *testing.T) {
+	w := newFixture(t)
+	d := w.made()
+	got, release, err := w.Scratch(t.Context(), string(d.ID), 1<<30)
+	w.must(err)
+	c, err := got.Dial(t.Context())
+	w.must(err)
+	w.must(c.Close())
+	if n := len(w.host.Machines()); n != 2 {
+		t.Errorf("%d machines, want that of the database and one more", n)
+	}
+	w.must(release(t.Context()))
+	w.whole("after the rehearsal", 1)
+	if _, _, err := w.Scratch(t.Context(), string(d.ID), 1<<40); api.CodeOf(err) != api.Unsupported {
+		t.Errorf("Scratch for 1 TiB = %v, want unsupported", err)
+	}
+	w.whole("after a rehearsal that does not fit", 1)
+}
+
 // Without backups nothing is synchronous.
 func TestNoBackups(t *testing.T) {
 	w := newFixture(t)

@@ -14,6 +14,9 @@ import (
 	"github.com/pandastack/pandastack/internal/control/store"
 )
 
+// scratchSeconds is the longest life of a machine for a rehearsal.
+const scratchSeconds = int64(3 * 3600)
+
 // moment is what a branch of the past has, as the row of the branch has it.
 type moment struct {
 	Time *time.Time      `json:"time,omitempty"`
@@ -132,4 +135,38 @@ func restoreError(err error) error {
 // originOf parses what a branch is made of.
 func originOf(row *store.Database) (from origin, err error) {
 	return from, json.Unmarshal([]byte(row.Origin), &from)
+}
+
+// Scratch makes a machine with the server of a database's template, for a rehearsal of a restore.
+//
+// Users cannot reach it. If this program ends before release is called, the machine ends by itself.
+func (s *Service) Scratch(
+	ctx context.Context,
+	id string,
+	bytes int64,
+) (_ backup.Server, release func(context.Context) error, err error) {
+	row, err := s.db.Read().Database(ctx, id)
+	if err != nil {
+		return nil, nil, err
+	}
+	probe := store.Database{ID: string(api.NewDatabaseID()), Workspace: row.Workspace}
+	p := as(&probe)
+	t, err := s.template(ctx, p, row.Template)
+	if err != nil {
+		return nil, nil, err
+	}
+	if room := int64(diskOf(t).SizeMB) << 20; bytes > room {
+		return nil, nil, api.Errorf(api.Unsupported, "the database takes %d MiB, more than the %d MiB of the data "+
+			"disk of template %s", bytes>>20, room>>20, t.Name)
+	}
+	box, err := s.boxes.Create(ctx, p, api.CreateRequest{Template: t.Name, TTLSeconds: new(scratchSeconds)})
+	if err != nil {
+		return nil, nil, err
+	}
+	release = func(ctx context.Context) error { return s.boxes.Delete(ctx, p, box.ID) }
+	g, err := s.boxes.Guest(ctx, p, box.ID)
+	if err != nil {
+		return nil, nil, errors.Join(err, release(ctx))
+	}
+	return backup.GuestServer{Guest: g}, release, nil
 }
