@@ -64,6 +64,7 @@ var parts = []part{
 	{"oci_import", (*run).importImage},
 	{"first_cell", (*run).firstCell},
 	{"first_screenshot", (*run).firstScreenshot},
+	{"database", (*run).database},
 	{"idle", (*run).idle},
 	{"cold_boot", (*run).coldBoot},
 	{"runc", (*run).runc},
@@ -90,7 +91,9 @@ func CheckGroups(names []string) error {
 }
 
 // ownTemplates are the templates of groups that use another one than Options.Template.
-var ownTemplates = map[string]string{"first_cell": cellTemplate, "first_screenshot": shotTemplate}
+var ownTemplates = map[string]string{
+	"first_cell": cellTemplate, "first_screenshot": shotTemplate, "database": databaseTemplate,
+}
 
 // needsNothing are the groups that need no template.
 var needsNothing = []string{"oci_import", "runc", "pager"}

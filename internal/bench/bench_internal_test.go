@@ -9,7 +9,7 @@ func TestTemplates(t *testing.T) {
 	for _, c := range []struct {
 		only, want []string
 	}{
-		{nil, []string{"base", "mini", "mini.1g", "code-interpreter", "browser"}},
+		{nil, []string{"base", "mini", "mini.1g", "code-interpreter", "browser", "postgres-16"}},
 		{[]string{"runc", "pager", "oci_import"}, nil},
 		{[]string{"idle"}, []string{"base"}},
 		{[]string{"first_screenshot", "first_cell"}, []string{"code-interpreter", "browser"}},

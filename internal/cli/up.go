@@ -130,7 +130,8 @@ func (a *app) useNode(ctx context.Context, level slog.Level) (cl *client.Client,
 		return cl, none, err
 	}
 	a.Statusf("no node is running at %s: starting one for this command", cl.URL())
-	l, err := a.node(map[string]string{"listen": "127.0.0.1:0", "tls.listen": "", "tls.cert": "", "tls.key": ""})
+	l, err := a.node(map[string]string{"listen": "127.0.0.1:0", "tls.listen": "", "tls.cert": "", "tls.key": "",
+		"databases.listen": "127.0.0.1:0"})
 	if err != nil {
 		return nil, none, err
 	}
