@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -60,7 +61,13 @@ func (c databaseClient) call(method, path string, in, out any, status int) {
 }
 
 // running waits until a database runs.
-func (c databaseClient) running(id api.DatabaseID) (d api.Database) {
+func (c databaseClient) running(id api.DatabaseID) api.Database {
+	c.t.Helper()
+	return c.until(id, api.DatabaseRunning)
+}
+
+// until waits until a database has a status.
+func (c databaseClient) until(id api.DatabaseID, want api.DatabaseStatus) (d api.Database) {
 	c.t.Helper()
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
@@ -69,7 +76,7 @@ func (c databaseClient) running(id api.DatabaseID) (d api.Database) {
 		if d.Status == api.DatabaseFailed {
 			c.t.Fatalf("the database failed: %s", d.Error)
 		}
-		if d.Status == api.DatabaseRunning {
+		if d.Status == want {
 			return d
 		}
 	}
@@ -118,7 +125,7 @@ func (c databaseClient) exec(conn *pgx.Conn, sql string) {
 	}
 }
 
-// TestDatabases takes a database through a suspension, a killed node, a branch and its deletion.
+// TestDatabases takes a database through a suspension, a killed node, a branch, a killed monitor and its deletion.
 func TestDatabases(t *testing.T) {
 	dir := nodelab.DataDir(t)
 	n := nodelab.Start(t, dir, "--databases-listen", "127.0.0.1:0")
@@ -182,6 +189,19 @@ func TestDatabases(t *testing.T) {
 	_ = branch.Close(t.Context())
 	if got := c.rows(conn); !slices.Equal(got, []string{"one", "two"}) {
 		t.Errorf("after a change of the branch it has %q", got)
+	}
+	_ = conn.Close(t.Context())
+
+	// A machine whose monitor is killed boots from its disks, and the server recovers.
+	var usage api.Usage
+	c.call("GET", "/v1/sandboxes/"+string(d.SandboxID)+"/metrics", nil, &usage, http.StatusOK)
+	if err := syscall.Kill(usage.PID, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	c.until(d.ID, api.DatabaseHibernated)
+	conn = c.connect(d.ConnectionURL)
+	if got := c.rows(conn); !slices.Equal(got, []string{"one", "two"}) {
+		t.Errorf("after its monitor was killed it has %q", got)
 	}
 	_ = conn.Close(t.Context())
 	for _, id := range []api.DatabaseID{d.ID, b.ID} {
