@@ -29,7 +29,7 @@ func (n *node) listenDatabases(ctx context.Context) (net.Listener, error) {
 	if n.Config.Databases.Listen == "" {
 		return nil, nil
 	}
-	return n.listenAt(ctx, n.Config.Databases.Listen, "--databases-listen")
+	return n.listenAt(ctx, n.Config.Databases.Listen, "--databases-listen (empty: no databases)")
 }
 
 // databaseSuffix returns the domain of the databases' host names.

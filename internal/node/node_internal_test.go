@@ -30,7 +30,8 @@ import (
 // newNode returns a node with default settings, changed by env, and its own data directory. Nothing is started.
 func newNode(t *testing.T, env ...string) *node {
 	t.Helper()
-	l, err := config.Load(config.Sources{Env: append([]string{"PANDASTACK_DATA_DIR=" + t.TempDir()}, env...)})
+	env = append([]string{"PANDASTACK_DATA_DIR=" + t.TempDir(), "PANDASTACK_DATABASES_LISTEN="}, env...)
+	l, err := config.Load(config.Sources{Env: env})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -128,7 +128,7 @@ func (c databaseClient) exec(conn *pgx.Conn, sql string) {
 // TestDatabases takes a database through a suspension, a killed node, a branch, a killed monitor and its deletion.
 func TestDatabases(t *testing.T) {
 	dir := nodelab.DataDir(t)
-	n := nodelab.Start(t, dir, "--databases-listen", "127.0.0.1:0")
+	n := nodelab.Start(t, dir)
 	n.Bake("postgres-16")
 	c := databaseClient{t, n}
 	began := time.Now()
@@ -169,7 +169,7 @@ func TestDatabases(t *testing.T) {
 	c.exec(conn, "INSERT INTO t VALUES ('two')")
 
 	n.Kill()
-	n = nodelab.Start(t, dir, "--databases-listen", "127.0.0.1:0")
+	n = nodelab.Start(t, dir)
 	c = databaseClient{t, n}
 	d = c.running(d.ID)
 	conn = c.connect(d.ConnectionURL)

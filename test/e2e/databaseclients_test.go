@@ -28,7 +28,7 @@ func TestPublishedDatabases(t *testing.T) {
 			t.Skipf("probe %s: it is not installed on this host", name)
 		}
 	}
-	n := nodelab.Start(t, nodelab.DataDir(t), "--databases-listen", "127.0.0.1:0")
+	n := nodelab.Start(t, nodelab.DataDir(t))
 	n.Bake("postgres-16")
 	defer n.Clean()
 	w := &clientSetup{Node: n}

@@ -39,7 +39,7 @@ func (p *Pair) start(
 		return nil, fmt.Errorf("directory of node %s: %w", name, err)
 	}
 	cfg.Listen, cfg.PublicURL = "127.0.0.1:0", ""
-	cfg.TLS = config.TLS{}
+	cfg.TLS, cfg.Databases.Listen = config.TLS{}, ""
 	cfg.VMM.Driver, cfg.VMM.Accelerator = p.Driver, p.Accelerator
 	cfg.Network.Prefix, cfg.Network.CIDR = prefixOf(cfg.Network.Prefix, name), ""
 	cfg.Network.Slots, cfg.Network.PrewarmedSlots = slots, 2

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/url"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/pandastack/pandastack/api"
@@ -144,10 +145,17 @@ func (s *Service) host(row *store.Database, target string) string {
 }
 
 // connectionURL returns the URL of a server of a database. It lacks a password that was changed by SQL.
+//
+// Few resolvers know names below localhost (RFC 6761, 6.3), so that there the database is named in the options.
 func (s *Service) connectionURL(row *store.Database, target string) string {
+	host, query := s.host(row, target), url.Values{"sslmode": {"require"}}
+	if strings.HasSuffix("."+s.cfg.Suffix, ".localhost") {
+		host = "localhost"
+		query.Set("options", "endpoint="+row.ID+target)
+	}
 	u := url.URL{
-		Scheme: "postgresql", Host: net.JoinHostPort(s.host(row, target), strconv.Itoa(s.cfg.Port)),
-		Path: "/" + DatabaseName, RawQuery: "sslmode=require", User: url.User(RoleName),
+		Scheme: "postgresql", Host: net.JoinHostPort(host, strconv.Itoa(s.cfg.Port)),
+		Path: "/" + DatabaseName, RawQuery: query.Encode(), User: url.User(RoleName),
 	}
 	if row.Password != "" {
 		u.User = url.UserPassword(RoleName, row.Password)

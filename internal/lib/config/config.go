@@ -166,7 +166,7 @@ type Volume struct {
 
 // Databases configures the managed PostgreSQL databases.
 type Databases struct {
-	Listen        string        `yaml:"listen" default:""`
+	Listen        string        `yaml:"listen" default:"127.0.0.1:5432"`
 	Port          int           `yaml:"port" default:"0"`
 	Suffix        string        `yaml:"suffix" default:""`
 	Template      string        `yaml:"template" default:"postgres-16"`
