@@ -222,14 +222,16 @@ func (c databaseClient) psql(d api.Database) {
 		c.t.Log("probe psql: it is not installed")
 		return
 	}
-	for _, role := range []struct{ user, password string }{{"pandastack", d.Password}, {"reader", "reads"}} {
-		cmd := exec.CommandContext(c.t.Context(), program, "-X", "-qAt", "-c", "SELECT 6 * 7", fmt.Sprintf(
-			"host=%s hostaddr=127.0.0.1 port=%d user=%s dbname=pandastack sslmode=require channel_binding=require",
-			d.Host, d.Port, role.user))
-		cmd.Env = append(cmd.Environ(), "PGPASSWORD="+role.password)
+	named := "host=" + d.Host + " hostaddr=127.0.0.1 dbname=pandastack sslmode=require channel_binding=require"
+	port := fmt.Sprintf(" port=%d", d.Port)
+	for _, one := range []struct{ target, password string }{
+		{d.ConnectionURL, ""}, {named + port + " user=pandastack", d.Password}, {named + port + " user=reader", "reads"},
+	} {
+		cmd := exec.CommandContext(c.t.Context(), program, "-X", "-qAt", "-c", "SELECT 6 * 7", "-d", one.target)
+		cmd.Env = append(cmd.Environ(), "PGPASSWORD="+one.password)
 		out, err := cmd.CombinedOutput()
 		if err != nil || strings.TrimSpace(string(out)) != "42" {
-			c.t.Errorf("psql as %s: %s, %v", role.user, out, err)
+			c.t.Errorf("psql -d %s: %s, %v", one.target, out, err)
 		}
 	}
 }
@@ -243,7 +245,7 @@ func (c databaseClient) pooled(d api.Database) {
 		c.call("GET", "/v1/databases/"+string(d.ID)+"/connection", nil, &all, http.StatusOK)
 		u, err = url.Parse(all.PoolerURL)
 	}
-	if err != nil || !strings.Contains(u.Host, "-pooler.") {
+	if err != nil || !strings.Contains(u.Query().Get("options"), "-pooler") {
 		c.t.Fatalf("pooler URL %s, %v", u.Redacted(), err)
 	}
 	conn := c.connect(u.String())

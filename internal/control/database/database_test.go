@@ -17,6 +17,27 @@ import (
 	"github.com/pandastack/pandastack/internal/lib/scram"
 )
 
+// TestURLBelowLocalhost checks that URLs need no resolver that knows names below localhost.
+func TestURLBelowLocalhost(t *testing.T) {
+	for suffix, want := range map[string]string{
+		"db.localhost": "localhost", "localhost": "localhost", "db.mylocalhost": "db.mylocalhost",
+	} {
+		w := newFixture(t, func(w *fixture) { w.cfg.Suffix = suffix })
+		d := w.made()
+		for target, text := range map[string]string{"": d.ConnectionURL, "-pooler": d.PoolerURL} {
+			u, err := url.Parse(text)
+			w.must(err)
+			options := ""
+			if want == "localhost" {
+				options = "endpoint=" + string(d.ID) + target
+			}
+			if got := u.Query().Get("options"); !strings.HasSuffix(u.Hostname(), want) || got != options {
+				t.Errorf("suffix %s: URL with host %s and options %q, want %s and %q", suffix, u.Host, got, want, options)
+			}
+		}
+	}
+}
+
 func TestLife(t *testing.T) {
 	w := newFixture(t)
 	ctx := t.Context()
