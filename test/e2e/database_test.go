@@ -225,7 +225,8 @@ func (c databaseClient) psql(d api.Database) {
 	named := "host=" + d.Host + " hostaddr=127.0.0.1 dbname=pandastack sslmode=require channel_binding=require"
 	port := fmt.Sprintf(" port=%d", d.Port)
 	for _, one := range []struct{ target, password string }{
-		{d.ConnectionURL, ""}, {named + port + " user=pandastack", d.Password}, {named + port + " user=reader", "reads"},
+		{d.ConnectionURL, ""}, {named + port + " user=pandastack", d.Password},
+		{named + port + " user=reader", "reads"},
 	} {
 		cmd := exec.CommandContext(c.t.Context(), program, "-X", "-qAt", "-c", "SELECT 6 * 7", "-d", one.target)
 		cmd.Env = append(cmd.Environ(), "PGPASSWORD="+one.password)

@@ -32,7 +32,8 @@ func TestURLBelowLocalhost(t *testing.T) {
 				options = "endpoint=" + string(d.ID) + target
 			}
 			if got := u.Query().Get("options"); !strings.HasSuffix(u.Hostname(), want) || got != options {
-				t.Errorf("suffix %s: URL with host %s and options %q, want %s and %q", suffix, u.Host, got, want, options)
+				t.Errorf("suffix %s: URL with host %s and options %q, want %s and %q", suffix, u.Host, got, want,
+					options)
 			}
 		}
 	}
