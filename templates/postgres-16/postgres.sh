@@ -1,7 +1,7 @@
 # What the template needs of PostgreSQL: build makes the finished cluster, which becomes the data disk, serve and pool are the
-# programs that run on in a guest, ready tells when both answer.
+# programs that run on in a guest, ready tells when both answer, and warm prepares what is captured.
 #
-#   build VARIANT BINDIR | serve | pool | ready
+#   build VARIANT BINDIR | serve | pool | ready | warm
 set -eu
 data=/var/lib/postgresql/data
 run=/run/postgresql
@@ -139,6 +139,28 @@ pool() {
 ready() {
 	as_postgres psql -qAt -h $run -c 'select 1' postgres
 	as_postgres psql -qAt -h $run -p 6432 -c 'select 1' postgres
+}
+
+# warm runs what a new managed database and its first clients run, so that restored machines need neither read nor translate it
+# again. It leaves the cluster as it was, but for the files that the first connection to a database makes.
+warm() {
+	psql -h $run -U postgres -qAt -v ON_ERROR_STOP=1 postgres <<-'S'
+		begin;
+		create role warm login createdb createrole password 'warm';
+		grant pg_monitor, pg_signal_backend to warm;
+		alter database prepared rename to warm;
+		alter database warm is_template false;
+		alter database warm owner to warm;
+		alter role all set log_min_duration_statement = '1s';
+		rollback;
+		checkpoint;
+		create role warm login password 'warm';
+	S
+	for port in 5432 6432; do
+		PGPASSWORD=warm psql -h 127.0.0.1 -p $port -U warm -qAt -c 'select 1' prepared
+	done
+	psql -h $run -U postgres -qAt -p 6432 -c 'kill prepared' -c 'resume prepared' pgbouncer
+	psql -h $run -U postgres -qAt -v ON_ERROR_STOP=1 -c 'drop role warm' postgres
 }
 
 "$@"
