@@ -26,16 +26,21 @@ func TestFullDisk(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	_, err := f.Write(
-		t.Context(),
-		path.Join(dir, "large"),
-		guestapi.WriteOptions{Size: -1},
-		bytes.NewReader(make([]byte, 2<<20)),
-	)
-	if !errors.Is(err, guestapi.ErrNoSpace) {
-		t.Errorf("Write to a full disk: got error %v, want %v", err, guestapi.ErrNoSpace)
-	}
-	if entries, err := os.ReadDir(dir); err != nil || len(entries) != 0 {
-		t.Errorf("after the write: got entries %v, %v, want none", entries, err)
+	for _, atomic := range []bool{true, false} {
+		name := path.Join(dir, "large")
+		_, err := f.Write(t.Context(), name, guestapi.WriteOptions{Size: -1, Atomic: atomic},
+			bytes.NewReader(make([]byte, 2<<20)))
+		if !errors.Is(err, guestapi.ErrNoSpace) {
+			t.Errorf("Write to a full disk, atomic %v: got error %v, want %v", atomic, err, guestapi.ErrNoSpace)
+		}
+		if atomic {
+			if entries, err := os.ReadDir(dir); err != nil || len(entries) != 0 {
+				t.Errorf("after the atomic write: got entries %v, %v, want none", entries, err)
+			}
+			continue
+		}
+		if info, err := os.Stat(name); err != nil || info.Size() == 0 || info.Size() > 1<<20 {
+			t.Errorf("after the write in place: got %v, %v, want a file with what fitted", info, err)
+		}
 	}
 }
