@@ -116,6 +116,27 @@ func (d *Databases) ResetCredentials(ctx context.Context, id api.DatabaseID) (ap
 	return d.call(ctx, post(databasePath(id, "reset-credentials"), nil))
 }
 
+// Backups returns the state of the backups of a database, what can be restored, and the last rehearsals.
+func (d *Databases) Backups(ctx context.Context, id api.DatabaseID) (api.DatabaseBackups, error) {
+	var out api.DatabaseBackups
+	err := d.c.do(ctx, get(databasePath(id, "backups")), &out)
+	return out, err
+}
+
+// BackUp orders a base backup of a database. It is taken when the database runs.
+func (d *Databases) BackUp(ctx context.Context, id api.DatabaseID) (api.DatabaseAccepted, error) {
+	var out api.DatabaseAccepted
+	err := d.c.do(ctx, post(databasePath(id, "backups"), nil), &out)
+	return out, err
+}
+
+// Rehearse begins to restore a database into a machine of its own, where everything is verified.
+func (d *Databases) Rehearse(ctx context.Context, id api.DatabaseID) (api.DatabaseRehearsal, error) {
+	var out api.DatabaseRehearsal
+	err := d.c.do(ctx, post(databasePath(id, "rehearsals"), nil), &out)
+	return out, err
+}
+
 // Stats returns measurements of a database's server.
 func (d *Databases) Stats(ctx context.Context, id api.DatabaseID) (api.DatabaseStats, error) {
 	var out api.DatabaseStats

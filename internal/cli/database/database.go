@@ -23,6 +23,7 @@ func Command(f *cmdutil.Factory) *cobra.Command {
 		create(f), list(f), show(f), connect(f), psql(f), branch(f), restore(f), update(f),
 		suspend(f), wake(f), rotate(f), failover(f), remove(f),
 		logs(f), stats(f), metrics(f), top(f),
+		backups(f), backUp(f), rehearse(f),
 	)
 	c.Aliases = []string{"database"}
 	return c

@@ -327,7 +327,14 @@ func writeInsights(w io.Writer, in api.DatabaseInsights) error {
 	}
 	_, err := fmt.Fprintf(w, "%d of %d connections, %.1f %% of reads from the cache\n",
 		in.Connections.Total, in.Connections.Max, 100*in.Cache.HitRatio)
-	for _, s := range []section{queries, sessions, locks, bloat, slow} {
+	if err != nil {
+		return err
+	}
+	return writeSections(w, queries, sessions, locks, bloat, slow)
+}
+
+func writeSections(w io.Writer, all ...section) (err error) {
+	for _, s := range all {
 		if err == nil && len(s.rows) > 0 {
 			if _, err = fmt.Fprintf(w, "\n%s\n", s.title); err == nil {
 				err = cmdutil.Table(w, s.head, s.rows)

@@ -25,6 +25,12 @@ type Backups interface {
 	Status(ctx context.Context, id string) (backup.Status, error)
 	// Restore replaces the content of a server by a moment of a database.
 	Restore(ctx context.Context, req backup.RestoreRequest) (backup.Restored, error)
+	// Contents reads what the archive has; with an error, what could be read.
+	Contents(ctx context.Context, id string) (backup.Contents, error)
+	// Order makes a base backup due; backup.ErrNotRunning for a database without backups.
+	Order(ctx context.Context, id string) error
+	// OrderRehearsal begins a rehearsal; backup.ErrRehearsing and backup.ErrBusy if there are others.
+	OrderRehearsal(ctx context.Context, id string) (store.DatabaseRehearsal, error)
 }
 
 // needsBackups reports whether the backups of a database have not begun since its server runs.

@@ -18,6 +18,7 @@ import (
 	"github.com/pandastack/pandastack/internal/control/database/backup"
 	"github.com/pandastack/pandastack/internal/control/database/restore"
 	"github.com/pandastack/pandastack/internal/control/database/server"
+	"github.com/pandastack/pandastack/internal/control/store"
 )
 
 // recorder is a keeper of backups that keeps nothing.
@@ -29,6 +30,8 @@ type recorder struct {
 	seen  func(call string)
 
 	based    time.Time // of every database
+	status   backup.Status
+	content  backup.Contents
 	restored backup.RestoreRequest
 }
 
@@ -93,7 +96,25 @@ func (r *recorder) Status(_ context.Context, id string) (backup.Status, error) {
 	if !r.has[id] {
 		return backup.Status{}, backup.ErrNotRunning
 	}
-	return backup.Status{Based: r.based}, nil
+	out := r.status
+	out.Based = r.based
+	return out, nil
+}
+
+// Contents implements database.Backups.
+func (r *recorder) Contents(context.Context, string) (backup.Contents, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.content, r.fail["contents"]
+}
+
+// Order implements database.Backups.
+func (r *recorder) Order(_ context.Context, id string) error { return r.call("order", true, id) }
+
+// OrderRehearsal implements database.Backups.
+func (r *recorder) OrderRehearsal(_ context.Context, id string) (store.DatabaseRehearsal, error) {
+	return store.DatabaseRehearsal{ID: "reh1", Database: id, State: store.RehearsalRunning, Started: 1},
+		r.call("rehearse", true, id)
 }
 
 // Restore implements database.Backups.
@@ -306,4 +327,6 @@ func TestNoBackups(t *testing.T) {
 	sync := api.DurabilitySync
 	_, err := w.Update(t.Context(), alice, d.ID, api.UpdateDatabaseRequest{Durability: &sync})
 	w.wants("Update to sync", err, api.Unsupported)
+	_, err = w.BackUp(t.Context(), alice, d.ID)
+	w.wants("BackUp", err, api.Unsupported)
 }

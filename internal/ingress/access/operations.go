@@ -161,7 +161,9 @@ var operationsV1 = map[string]Need{
 	"DELETE " + dbs: lifecycle, "GET " + dbs + "/connection": exec, "POST " + dbs + "/wake": lifecycle,
 	"POST " + dbs + "/suspend": lifecycle, "POST " + dbs + "/clone": lifecycle, "POST " + dbs + "/failover": lifecycle,
 	"POST " + dbs + "/reset-credentials": lifecycle, "GET " + dbs + "/stats": read, "GET " + dbs + "/logs": read,
-	"GET " + dbs + "/metrics": read, "GET " + dbs + "/insights": read, dbs + "/proxy/{path...}": Broker,
+	"GET " + dbs + "/metrics": read, "GET " + dbs + "/insights": read,
+	"GET " + dbs + "/backups": read, "POST " + dbs + "/backups": lifecycle, "POST " + dbs + "/rehearsals": lifecycle,
+	dbs + "/proxy/{path...}": Broker,
 
 	"GET " + box + "/ports": read, "POST " + box + "/ports": ports, "DELETE " + box + "/ports/{port}": ports,
 	"GET " + box + "/previews": ports, "DELETE " + box + "/previews": ports,

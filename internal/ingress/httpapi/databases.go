@@ -47,6 +47,12 @@ func databaseRoutes() []route {
 			param{"database", "string", "Database of the server; pandastack if absent."},
 			param{"order", "string", "total_time, the default, mean_time, calls, rows or reads."},
 			param{"limit", "integer", "At most so many of each list, 1 to 100; 20 if absent."}),
+		get(databasePath+"/backups", "Get the state of its backups, what can be restored, and rehearsals",
+			jsonOut(200, onData(dbs.API.Backups))),
+		post(databasePath+"/backups", "Order a base backup, which is taken when the database runs",
+			jsonOut(202, onData(dbs.API.BackUp))),
+		post(databasePath+"/rehearsals", "Begin to restore it into a machine of its own, where everything is verified",
+			jsonOut(202, onData(dbs.API.Rehearse))),
 		anyMethod(databasePath+"/proxy/{path...}", "Query a database with its broker token", broker),
 	)
 }

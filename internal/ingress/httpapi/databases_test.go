@@ -151,6 +151,25 @@ func (f *fakeDatabases) Failover(
 	return f.on(p, id, "failover", req.Force)
 }
 
+func (f *fakeDatabases) Backups(
+	_ context.Context,
+	p auth.Principal,
+	id api.DatabaseID,
+) (api.DatabaseBackups, error) {
+	_, err := f.on(p, id, "backups")
+	return api.DatabaseBackups{Relay: &api.DatabaseRelay{State: "streaming"}}, err
+}
+
+func (f *fakeDatabases) BackUp(_ context.Context, p auth.Principal, id api.DatabaseID) (api.DatabaseAccepted, error) {
+	_, err := f.on(p, id, "back up")
+	return api.DatabaseAccepted{ID: id, Status: "ordered"}, err
+}
+
+func (f *fakeDatabases) Rehearse(_ context.Context, p auth.Principal, id api.DatabaseID) (api.DatabaseRehearsal, error) {
+	_, err := f.on(p, id, "rehearse")
+	return api.DatabaseRehearsal{ID: "reh1", State: "running"}, err
+}
+
 func (f *fakeDatabases) Stats(_ context.Context, p auth.Principal, id api.DatabaseID) (api.DatabaseStats, error) {
 	_, err := f.on(p, id, "stats")
 	return api.DatabaseStats{PostgresVersion: "16.14"}, err
@@ -231,6 +250,9 @@ func TestDatabases(t *testing.T) {
 		{"POST", path + "/failover", "", 200, "failover false", `"id"`},
 		{"POST", path + "/failover", `{"force":true}`, 200, "failover true", `"id"`},
 		{"POST", path + "/reset-credentials", "", 200, "reset", `"password":"secret"`},
+		{"GET", path + "/backups", "", 200, "backups", `"state":"streaming"`},
+		{"POST", path + "/backups", "", 202, "back up", `"status":"ordered"`},
+		{"POST", path + "/rehearsals", "", 202, "rehearse", `"state":"running"`},
 		{"GET", path + "/stats", "", 200, "stats", `"postgres_version":"16.14"`},
 		{"GET", path + "/logs", "", 200, "logs 100", `"logs":"LOG:`},
 		{"GET", path + "/logs?lines=7", "", 200, "logs 7", `"logs"`},
@@ -268,6 +290,20 @@ func TestDatabaseCredentials(t *testing.T) {
 	}
 	if e := w.do("GET", path+"/connection", "", as(keyViewer)).failed(t); e.Code != api.Forbidden {
 		t.Errorf("a viewer got the connection: %+v", e)
+	}
+}
+
+// TestDatabaseBackupScopes checks that a key that may read sees the state of backups, and orders none.
+func TestDatabaseBackupScopes(t *testing.T) {
+	w := newFixture(t, withDatabases(&fakeDatabases{}))
+	_, path := w.newDatabase()
+	if a := w.do("GET", path+"/backups", "", as(keyViewer)); a.status != 200 {
+		t.Errorf("a viewer reads the backups: got %d %s, want 200", a.status, a.body)
+	}
+	for _, what := range []string{"/backups", "/rehearsals"} {
+		if e := w.do("POST", path+what, "", as(keyViewer)).failed(t); e.Code != api.Forbidden {
+			t.Errorf("a viewer orders %s: got %+v, want forbidden", what, e)
+		}
 	}
 }
 

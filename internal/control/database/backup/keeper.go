@@ -140,9 +140,12 @@ type Keeper struct {
 	bases *semaphore.Weighted // of base backups
 	wake  chan struct{}       // something may be due; capacity 1
 
-	mu      sync.Mutex
-	closed  bool               // guarded by mu
-	members map[string]*member // with a running relay; guarded by mu
+	ordered chan store.DatabaseRehearsal // rehearsals that Run is to make; capacity maxOrdered
+
+	mu         sync.Mutex
+	closed     bool               // guarded by mu
+	members    map[string]*member // with a running relay; guarded by mu
+	rehearsing map[string]bool    // databases whose ordered rehearsals have not ended; guarded by mu
 }
 
 // New returns a keeper, which works while Run does.
@@ -152,6 +155,7 @@ func New(cfg Config) (*Keeper, error) {
 	}
 	return &Keeper{
 		cfg: cfg, bases: semaphore.NewWeighted(maxBases), wake: make(chan struct{}, 1), members: map[string]*member{},
+		ordered: make(chan store.DatabaseRehearsal, maxOrdered), rehearsing: map[string]bool{},
 	}, nil
 }
 
@@ -168,6 +172,7 @@ func (k *Keeper) Run(ctx context.Context) error {
 	var loops errgroup.Group
 	loops.Go(func() error { k.baseLoop(ctx); return nil })
 	loops.Go(func() error { k.maintenanceLoop(ctx); return nil })
+	loops.Go(func() error { k.orderLoop(ctx); return nil })
 	return loops.Wait()
 }
 
@@ -381,21 +386,28 @@ func timeOf(micro int64) time.Time {
 	return time.UnixMicro(micro).UTC()
 }
 
-// Windows returns the ranges that can be restored.
-func (k *Keeper) Windows(ctx context.Context, id string) ([]archive.Window, error) {
+// Contents is what the archive of a database has.
+type Contents struct {
+	Bases   []archive.Base   // oldest first
+	Windows []archive.Window // ranges that can be restored, oldest first
+	Stored  int64            // bytes in the object store
+}
+
+// Contents reads what the archive of a database has. With an error it is what could be read.
+func (k *Keeper) Contents(ctx context.Context, id string) (Contents, error) {
 	a, err := k.archive(id)
 	if err != nil {
-		return nil, err
+		return Contents{}, err
 	}
 	c, err := a.Catalog(ctx)
 	if err != nil {
-		return nil, err
+		return Contents{}, err
 	}
-	windows, err := c.Windows(0)
-	if err != nil {
-		return nil, err
+	out := Contents{Bases: c.Bases, Stored: c.Stored}
+	if out.Windows, err = c.Windows(0); err != nil {
+		return out, err
 	}
-	return windows, a.FillTimes(ctx, windows)
+	return out, a.FillTimes(ctx, out.Windows)
 }
 
 // position returns the end of the server's log, and the server's time before it was read: what was confirmed by then is

@@ -266,8 +266,8 @@ func TestKeeper(t *testing.T) {
 	if after, err := k.Status(t.Context(), id); err != nil || !after.Based.After(before.Based) {
 		t.Errorf("Status after Take = %+v, %v; want a base backup after %v", after, err, before.Based)
 	}
-	if w, err := k.Windows(t.Context(), id); err != nil || len(w) != 1 || w[0].ToTime.IsZero() {
-		t.Errorf("Windows = %+v, %v; want one with its time", w, err)
+	if c, err := k.Contents(t.Context(), id); err != nil || len(c.Windows) != 1 || c.Windows[0].ToTime.IsZero() {
+		t.Errorf("Windows = %+v, %v; want one with its time", c.Windows, err)
 	}
 	for range 2 {
 		if err := k.Remove(t.Context(), id); err != nil {

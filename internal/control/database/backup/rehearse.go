@@ -48,8 +48,15 @@ func (k *Keeper) endLostRehearsals(ctx context.Context) error {
 	return nil
 }
 
+// putRehearsal writes a row, unless its database was deleted.
 func (k *Keeper) putRehearsal(ctx context.Context, row store.DatabaseRehearsal) error {
 	return k.cfg.Store.Write(ctx, "record rehearsal", func(ctx context.Context, tx *store.Tx) error {
+		if _, err := tx.Database(ctx, row.Database); err != nil {
+			if errors.Is(err, store.ErrNotFound) {
+				return nil
+			}
+			return err
+		}
 		return tx.PutDatabaseRehearsal(ctx, &row)
 	})
 }
@@ -93,6 +100,15 @@ func (k *Keeper) lastNight() time.Time {
 //
 // It restores the end of the log, and records and returns the result. An error means that it could not be recorded.
 func (k *Keeper) Rehearse(ctx context.Context, id string) (store.DatabaseRehearsal, error) {
+	row, err := k.beginRehearsal(ctx, id)
+	if err != nil {
+		return row, err
+	}
+	return k.finishRehearsal(ctx, row)
+}
+
+// beginRehearsal records that a rehearsal begins.
+func (k *Keeper) beginRehearsal(ctx context.Context, id string) (store.DatabaseRehearsal, error) {
 	db, err := k.cfg.Store.Read().Database(ctx, id)
 	if err != nil {
 		return store.DatabaseRehearsal{}, err
@@ -102,10 +118,20 @@ func (k *Keeper) Rehearse(ctx context.Context, id string) (store.DatabaseRehears
 		ID: "reh" + strings.ToLower(rand.Text()), Workspace: db.Workspace, Database: id,
 		State: store.RehearsalRunning, Target: now, Started: now,
 	}
-	if err := k.putRehearsal(ctx, row); err != nil {
-		return row, err
+	return row, k.putRehearsal(ctx, row)
+}
+
+// finishRehearsal rehearses, and records and returns the result.
+func (k *Keeper) finishRehearsal(
+	ctx context.Context,
+	row store.DatabaseRehearsal,
+) (store.DatabaseRehearsal, error) {
+	id := row.Database
+	var bytes int64
+	db, failed := k.cfg.Store.Read().Database(ctx, id)
+	if failed == nil {
+		bytes, failed = k.rehearse(ctx, id, restore.Target{Variant: db.Variant, Collation: db.Collation})
 	}
-	bytes, failed := k.rehearse(ctx, id, restore.Target{Variant: db.Variant, Collation: db.Collation})
 	row.State, row.Bytes, row.Ended = store.RehearsalPassed, bytes, k.cfg.Now().UnixMicro()
 	if failed != nil {
 		row.State, row.Error = store.RehearsalFailed, failed.Error()

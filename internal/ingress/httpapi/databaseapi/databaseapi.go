@@ -32,6 +32,9 @@ type Databases interface {
 	ResetCredentials(ctx context.Context, p auth.Principal, id api.DatabaseID) (api.Database, error)
 	Clone(ctx context.Context, p auth.Principal, id api.DatabaseID, req api.CloneDatabaseRequest) (api.Database, error)
 	Failover(ctx context.Context, p auth.Principal, id api.DatabaseID, req api.FailoverRequest) (api.Database, error)
+	Backups(ctx context.Context, p auth.Principal, id api.DatabaseID) (api.DatabaseBackups, error)
+	BackUp(ctx context.Context, p auth.Principal, id api.DatabaseID) (api.DatabaseAccepted, error)
+	Rehearse(ctx context.Context, p auth.Principal, id api.DatabaseID) (api.DatabaseRehearsal, error)
 }
 
 // Insight reads the servers of databases; *insight.Service does. It wakes none.
@@ -163,6 +166,33 @@ func (a API) Wake(ctx context.Context, c Caller, _ url.Values) (out api.Database
 		return out, err
 	}
 	return s.Wake(ctx, c.Principal, id)
+}
+
+// Backups returns the state of the backups of the database of a caller.
+func (a API) Backups(ctx context.Context, c Caller, _ url.Values) (out api.DatabaseBackups, err error) {
+	s, id, err := a.service(c)
+	if err != nil {
+		return out, err
+	}
+	return s.Backups(ctx, c.Principal, id)
+}
+
+// BackUp orders a base backup of the database of a caller.
+func (a API) BackUp(ctx context.Context, c Caller, _ url.Values) (out api.DatabaseAccepted, err error) {
+	s, id, err := a.service(c)
+	if err != nil {
+		return out, err
+	}
+	return s.BackUp(ctx, c.Principal, id)
+}
+
+// Rehearse begins a rehearsal of the restore of the database of a caller.
+func (a API) Rehearse(ctx context.Context, c Caller, _ url.Values) (out api.DatabaseRehearsal, err error) {
+	s, id, err := a.service(c)
+	if err != nil {
+		return out, err
+	}
+	return s.Rehearse(ctx, c.Principal, id)
 }
 
 // Stats returns measurements of the server of a database.
