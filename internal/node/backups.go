@@ -5,8 +5,10 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"time"
 
 	"github.com/pandastack/pandastack/internal/control/database"
+	"github.com/pandastack/pandastack/internal/control/database/archive"
 	"github.com/pandastack/pandastack/internal/control/database/backup"
 	"github.com/pandastack/pandastack/internal/control/store"
 	"github.com/pandastack/pandastack/internal/lib/blob"
@@ -40,9 +42,13 @@ func (n *node) backups(ctx context.Context, db *store.DB) (*backup.Keeper, *rehe
 	if err != nil {
 		return nil, nil, fmt.Errorf("object_store.key: %w", err)
 	}
-	machines := &rehearsals{}
+	machines, set := &rehearsals{}, n.Config.Databases
 	keeper, err := backup.New(backup.Config{
 		Store: db, Blobs: bucket, Ring: ring, Dir: n.path("databases/spool"), Log: n.Log, Machines: machines,
+		Retention: archive.Retention{
+			Period: time.Duration(set.BackupDays) * 24 * time.Hour, Count: set.BaseBackups,
+		},
+		BaseInterval: set.BaseInterval, SpoolBytes: int64(set.SpoolMiB) << 20, RehearsalHour: set.RehearsalHour,
 	})
 	return keeper, machines, err
 }

@@ -172,6 +172,11 @@ type Databases struct {
 	Template      string        `yaml:"template" default:"postgres-16"`
 	Idle          time.Duration `yaml:"idle" default:"5m"`
 	StorageMaxMiB int           `yaml:"storage_max_mib" default:"32768"`
+	BackupDays    int           `yaml:"backup_days" default:"7"`
+	BaseBackups   int           `yaml:"base_backups" default:"2"`
+	BaseInterval  time.Duration `yaml:"base_interval" default:"24h"`
+	SpoolMiB      int           `yaml:"spool_mib" default:"1024"`
+	RehearsalHour int           `yaml:"rehearsal_hour" default:"0"`
 }
 
 // Quota holds the quotas of workspaces that have none of their own; 0 is unlimited.

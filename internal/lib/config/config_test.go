@@ -131,7 +131,9 @@ func TestAllProblemsAtOnce(t *testing.T) {
 		"node.yaml",
 		"colour: red\nlog:\n  level: loud\nnetwork:\n  slots: many\n  cidr: 10.0.0.0/29\n  allow: 10.1.0.0/16, "+
 			"there\n  resolvers: 9.9.9.9,here\n  prefix: Way-too-long\nlimits:\n  disk_mib_per_s: -1\n  "+
-			"network_out_mbit: 2000000\nlisten: here\nvmm:\n  seccomp_mode: loose\n  seccomp_allow: read, Wr-ite\n",
+			"network_out_mbit: 2000000\nlisten: here\nvmm:\n  seccomp_mode: loose\n  seccomp_allow: read, Wr-ite\n"+
+			"databases:\n  backup_days: 0\n  base_backups: 0\n  base_interval: 59m\n  spool_mib: 63\n"+
+			"  rehearsal_hour: 24\n",
 	)
 	_, err := config.Load(config.Sources{File: file, Env: []string{"PANDASTACK_LIFECYCLE_SHUTDOWN_TIMEOUT=soon"}})
 	if err == nil {
@@ -144,6 +146,11 @@ func TestAllProblemsAtOnce(t *testing.T) {
 		`vmm.seccomp_mode: "loose" is not one of enforce, record`,
 		`vmm.seccomp_allow: "Wr-ite" is not the name of a system call`,
 		`network.slots (` + file + ` line 5): "many" is not a whole number`,
+		"databases.backup_days: 0 is out of range; use 1 to 3650",
+		"databases.base_backups: 0 is out of range; use 1 to 1000",
+		"databases.base_interval: 59m0s is too short; use 1h0m0s or more",
+		"databases.spool_mib: 63 is out of range; use 64 to 1048576",
+		"databases.rehearsal_hour: 24 is out of range; use 0 to 23",
 		"network.cidr: 10.0.0.0/29 has room for 2 sandboxes",
 		`network.allow: "there" is not an IPv4 network`,
 		`network.resolvers: "here" is not an IP address`,

@@ -163,6 +163,12 @@ var settingDocs = map[string]string{
 	"databases.idle": "Time without sessions and queries after which a database is suspended if its creator names " +
 		"none.",
 	"databases.storage_max_mib": "Size up to which the storage of a database whose creator names none grows by itself.",
+	"databases.backup_days":     "Days of the past that a database can be restored to.",
+	"databases.base_backups":    "Base backups of a database that are kept although restores to those days need fewer.",
+	"databases.base_interval":   "Time between base backups of a database. Restores read the log since the last one.",
+	"databases.spool_mib": "Log of one database that may wait on the disk of the host for the object store. Then " +
+		"nothing more is received; synchronous commits wait.",
+	"databases.rehearsal_hour": "Hour of the day, UTC, of the nightly rehearsal of a restore, 0 to 23.",
 
 	"quota.volumes": "Volumes that a workspace may have; 0 is unlimited.",
 	"quota.volume_mib": "Sum of the sizes of a workspace's volumes. They take space only for what is written to " +

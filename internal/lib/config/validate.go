@@ -84,6 +84,7 @@ func (n *Node) Validate() error {
 	n.validateQuota(bad)
 	n.validateVolume(bad, atLeast)
 	n.validateDatabases(bad, atLeast)
+	n.validateDatabaseBackups(bad)
 	n.validateTimes(bad)
 	n.validateObjects(bad, atLeast)
 	if n.Lifecycle.ShutdownTimeout <= 0 {
@@ -137,6 +138,37 @@ func (n *Node) validateDatabases(bad func(string, string, ...any), atLeast func(
 	atLeast("databases.storage_max_mib", d.StorageMaxMiB, 1)
 	if d.StorageMaxMiB > maxVolumeMiB {
 		bad("databases.storage_max_mib", "%d is more than %d", d.StorageMaxMiB, maxVolumeMiB)
+	}
+}
+
+// Bounds of the settings of databases' backups.
+const (
+	maxBackupDays   = 3650
+	maxBaseBackups  = 1000
+	minBaseInterval = time.Hour
+	// minSpoolMiB is room for some segments of the log of 16 MiB.
+	minSpoolMiB = 64
+	maxSpoolMiB = 1 << 20
+)
+
+func (n *Node) validateDatabaseBackups(bad func(string, string, ...any)) {
+	d := n.Databases
+	for _, v := range []struct {
+		key         string
+		value       int
+		least, most int
+	}{
+		{"databases.backup_days", d.BackupDays, 1, maxBackupDays},
+		{"databases.base_backups", d.BaseBackups, 1, maxBaseBackups},
+		{"databases.spool_mib", d.SpoolMiB, minSpoolMiB, maxSpoolMiB},
+		{"databases.rehearsal_hour", d.RehearsalHour, 0, 23},
+	} {
+		if v.value < v.least || v.value > v.most {
+			bad(v.key, "%d is out of range; use %d to %d", v.value, v.least, v.most)
+		}
+	}
+	if d.BaseInterval < minBaseInterval {
+		bad("databases.base_interval", "%v is too short; use %v or more", d.BaseInterval, minBaseInterval)
 	}
 }
 
