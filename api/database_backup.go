@@ -62,7 +62,7 @@ type DatabaseWindow struct {
 	ToLSN    string     `json:"to_lsn"`
 }
 
-// DatabaseRehearsal is a restore of a database into a machine of its own, where everything was verified.
+// DatabaseRehearsal is a restore of a database into a machine of its own, where it is verified.
 type DatabaseRehearsal struct {
 	ID        string     `json:"id"`
 	State     string     `json:"state" enum:"running,passed,failed"`

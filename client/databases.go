@@ -116,7 +116,7 @@ func (d *Databases) ResetCredentials(ctx context.Context, id api.DatabaseID) (ap
 	return d.call(ctx, post(databasePath(id, "reset-credentials"), nil))
 }
 
-// Backups returns the state of the backups of a database, what can be restored, and the last rehearsals.
+// Backups returns the state of the backups of a database, with what can be restored.
 func (d *Databases) Backups(ctx context.Context, id api.DatabaseID) (api.DatabaseBackups, error) {
 	var out api.DatabaseBackups
 	err := d.c.do(ctx, get(databasePath(id, "backups")), &out)

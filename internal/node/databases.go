@@ -83,7 +83,7 @@ func (n *node) databases(
 	deps.Backups = d.keeper
 	d.service, err = database.New(database.Config{
 		Suffix: suffix, Port: cmp.Or(set.Port, port), URL: n.apiURL, Template: set.Template, Idle: set.Idle,
-		StorageMaxMiB: set.StorageMaxMiB,
+		StorageMaxMiB: set.StorageMaxMiB, FixedMemory: !n.memory,
 	}, deps)
 	if err != nil {
 		return d, err

@@ -251,6 +251,7 @@ func (n *node) host(ctx context.Context) (*agent.Host, error) {
 	if err != nil {
 		return nil, err
 	}
+	n.memory = driver.Capabilities().Memory.Hotplug
 	jails, err := n.openJail()
 	if err != nil {
 		return nil, err

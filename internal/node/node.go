@@ -70,6 +70,7 @@ type node struct {
 	apiURL string                  // base of the API's URLs
 	cert   certificate             // of everything that is served over TLS
 	pg     net.Listener            // of databases; nil: there are none
+	memory bool                    // machines can have more memory than their template
 	fail   context.CancelCauseFunc // stops the node with an error
 }
 

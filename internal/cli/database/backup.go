@@ -48,7 +48,8 @@ func backupFacts(b api.DatabaseBackups) []cmdutil.Fact {
 			{"upload", r.UploadError},
 		}
 		if h := r.Hole; h != nil {
-			all = append(all, cmdutil.Fact{"lost", fmt.Sprintf("from %s to %s of timeline %d", h.From, h.To, h.Timeline)})
+			lost := fmt.Sprintf("from %s to %s of timeline %d", h.From, h.To, h.Timeline)
+			all = append(all, cmdutil.Fact{"lost", lost})
 		}
 	}
 	return append(all, []cmdutil.Fact{

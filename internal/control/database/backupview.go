@@ -8,7 +8,6 @@ import (
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/control/auth"
 	"github.com/pandastack/pandastack/internal/control/database/backup"
-	"github.com/pandastack/pandastack/internal/control/database/walrelay"
 	"github.com/pandastack/pandastack/internal/control/store"
 )
 
@@ -41,7 +40,7 @@ func (s *Service) Backups(ctx context.Context, p auth.Principal, id api.Database
 	out.BaseError, out.VerifiedAt = why(status.BaseError), timeOrNil(status.Scrubbed)
 	out.VerifyError = why(status.ScrubError)
 	if status.Running {
-		out.Relay = relayOf(status.Relay, why)
+		out.Relay = relayOf(status, why)
 	}
 	content, err := s.backups.Contents(ctx, string(id))
 	if ctx.Err() != nil {
@@ -77,7 +76,8 @@ func timeOrNil(at time.Time) *time.Time {
 	return &at
 }
 
-func relayOf(r walrelay.Status, why func(string) string) *api.DatabaseRelay {
+func relayOf(status backup.Status, why func(string) string) *api.DatabaseRelay {
+	r := status.Relay
 	out := &api.DatabaseRelay{
 		State: string(r.State), LagBytes: r.Lag(), UploadLagBytes: r.UploadLag(), SpoolBytes: r.SpoolBytes,
 		CoveredUntil: timeOrNil(r.Covered), ConnectError: why(r.ConnectError), UploadError: why(r.UploadError),
@@ -155,8 +155,8 @@ func (s *Service) Rehearse(ctx context.Context, p auth.Principal, id api.Databas
 	case err != nil:
 		return api.DatabaseRehearsal{}, err
 	case status.Based.IsZero():
-		return api.DatabaseRehearsal{}, api.Errorf(api.WrongState, "database %s has no base backup yet: try again when "+
-			"its backups list one", id)
+		return api.DatabaseRehearsal{}, api.Errorf(api.WrongState, "database %s has no base backup yet: "+
+			"try again when its backups list one", id)
 	}
 	begun, err := s.backups.OrderRehearsal(ctx, row.ID)
 	switch {

@@ -20,7 +20,8 @@ func TestBackupState(t *testing.T) {
 	w := newFixture(t, withBackups(r))
 	d := w.made()
 	got, err := w.Backups(t.Context(), alice, d.ID)
-	if err != nil || got.Running || got.Relay != nil || got.Bases == nil || got.Windows == nil || got.Rehearsals == nil {
+	if err != nil || got.Running || got.Relay != nil || got.Bases == nil || got.Windows == nil ||
+		got.Rehearsals == nil {
 		t.Errorf("before they begin: %+v, %v; want empty lists", got, err)
 	}
 	w.must(w.Reconcile(t.Context()))

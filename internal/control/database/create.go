@@ -66,6 +66,8 @@ func (s *Service) plan(ctx context.Context, p auth.Principal, req api.CreateData
 	case req.CPU != 0 && req.CPU != t.CPU:
 		return row, api.Errorf(api.Invalid, "cpu: %d was asked for and template %s has %d: leave it out", req.CPU,
 			t.Name, t.CPU).With("field", "cpu")
+	case s.cfg.FixedMemory && sizeOf(req).MemoryMB() > t.MemoryMB:
+		return row, errSize(sizeOf(req), t)
 	case row.StorageMaxMiB < int64(diskOf(t).SizeMB):
 		return row, api.Errorf(api.Invalid, "storage_max_mb: %d is less than the %d MiB that a new database has",
 			row.StorageMaxMiB, diskOf(t).SizeMB).With("field", "storage_max_mb")
@@ -289,8 +291,14 @@ func sizeError(err error, row *store.Database, t api.Template) error {
 	if api.CodeOf(err) != api.Invalid || memory <= t.MemoryMB {
 		return err
 	}
-	return api.Wrap(api.Unsupported, err, fmt.Sprintf("size: the monitor of this host cannot add memory to the %d MiB "+
-		"of template %s: use size 1g, or a template with %d MiB", t.MemoryMB, t.Name, memory)).With("field", "size")
+	refused := errSize(api.DatabaseSize(row.Size), t)
+	return api.Wrap(api.Unsupported, err, refused.Message).With("field", "size")
+}
+
+func errSize(size api.DatabaseSize, t api.Template) *api.Error {
+	return api.Errorf(api.Unsupported, "size: the monitor of this host cannot add memory to the %d MiB of template "+
+		"%s: use size 1g, or a template with the %d MiB of %s", t.MemoryMB, t.Name, size.MemoryMB(), size).
+		With("field", "size")
 }
 
 // setUp makes role and database in a new server, and reads what the server is.

@@ -3,6 +3,7 @@ package database_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/url"
 	"slices"
 	"strings"
@@ -336,7 +337,7 @@ func TestRefusals(t *testing.T) {
 	w.must(w.Delete(ctx, alice, d.ID))
 	w.empty("deleted before it was made")
 
-	// The simulated host cannot add memory.
+	// The simulated host cannot add memory, and says so when a machine is made.
 	big, err := w.Create(ctx, alice, api.CreateDatabaseRequest{Size: api.Database4G})
 	w.must(err)
 	w.must(w.Reconcile(ctx))
@@ -348,6 +349,24 @@ func TestRefusals(t *testing.T) {
 	w.wants("waking what failed", err, api.WrongState)
 	w.must(w.Delete(ctx, alice, big.ID))
 	w.empty("at the end")
+}
+
+// On a host whose monitor cannot add memory, larger sizes are refused at once, by whatever field they are asked for.
+func TestFixedMemory(t *testing.T) {
+	w := newFixture(t, func(w *fixture) { w.cfg.FixedMemory = true })
+	for _, req := range []api.CreateDatabaseRequest{
+		{Size: api.Database4G}, {Size: api.Database16G}, {MemoryMB: 1025}, {Size: api.Database4G, MemoryMB: 512},
+	} {
+		_, err := w.Create(t.Context(), alice, req)
+		e := w.wants(fmt.Sprintf("%+v", req), err, api.Unsupported)
+		if e.Details["field"] != "size" || !strings.Contains(e.Message, "use size 1g") {
+			t.Errorf("%+v: got %+v, want the field size and the remedy", req, e)
+		}
+	}
+	w.empty("after the refusals")
+	if _, err := w.Create(t.Context(), alice, api.CreateDatabaseRequest{MemoryMB: 512}); err != nil {
+		t.Errorf("a size that the template has: %v", err)
+	}
 }
 
 func TestExpiry(t *testing.T) {

@@ -38,6 +38,7 @@ type Config struct {
 	Template      string        // of databases whose creator names none; "postgres-16"
 	Idle          time.Duration // until a database whose creator names none is suspended; 5 min
 	StorageMaxMiB int           // of a database whose creator names none; 32768
+	FixedMemory   bool          // the monitor cannot add memory to a template's: larger sizes are refused
 
 	Interval        time.Duration // between looks at all databases; 5 s
 	FlushTimeout    time.Duration // that the log gets to reach the archive when a database is suspended; 1 min

@@ -165,7 +165,11 @@ func (f *fakeDatabases) BackUp(_ context.Context, p auth.Principal, id api.Datab
 	return api.DatabaseAccepted{ID: id, Status: "ordered"}, err
 }
 
-func (f *fakeDatabases) Rehearse(_ context.Context, p auth.Principal, id api.DatabaseID) (api.DatabaseRehearsal, error) {
+func (f *fakeDatabases) Rehearse(
+	_ context.Context,
+	p auth.Principal,
+	id api.DatabaseID,
+) (api.DatabaseRehearsal, error) {
 	_, err := f.on(p, id, "rehearse")
 	return api.DatabaseRehearsal{ID: "reh1", State: "running"}, err
 }
