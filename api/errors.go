@@ -25,7 +25,9 @@ const (
 	VolumeInUse        Code = "volume.in_use"      // another sandbox writes to the volume
 	WrongState         Code = "wrong_state"        // not possible in the sandbox's state
 	Gone               Code = "gone"               // existed and has ended
-	TooLarge           Code = "too_large"          // over a bound that the message names
+	// PreconditionFailed is for what would lose something, or lacks what it needs.
+	PreconditionFailed Code = "precondition_failed"
+	TooLarge           Code = "too_large" // over a bound that the message names
 	// RangeNotSatisfiable is for a Range header beyond the end of a file.
 	RangeNotSatisfiable Code = "range_not_satisfiable"
 	QuotaExceeded       Code = "quota_exceeded" // over what the workspace may have
@@ -64,6 +66,7 @@ var codeTable = []CodeInfo{
 	{VolumeInUse, http.StatusConflict, 6, true, "Another sandbox writes to the volume; details.sandbox_id says which."},
 	{WrongState, http.StatusConflict, 7, false, "Not possible in the state the sandbox is in."},
 	{Gone, http.StatusGone, 5, false, "It existed and has ended."},
+	{PreconditionFailed, http.StatusPreconditionFailed, 7, false, "It lacks what it needs, or would lose something."},
 	{TooLarge, http.StatusRequestEntityTooLarge, 2, false, "Larger than the bound in the message."},
 	{
 		RangeNotSatisfiable,

@@ -87,10 +87,11 @@ func expired(row *store.Database) bool {
 // hasWork reports whether attend may have something to do.
 func (s *Service) hasWork(row *store.Database) bool {
 	switch row.State {
-	case store.DatabaseCreating, store.DatabaseDeleting:
+	case store.DatabaseCreating, store.DatabaseRestoring, store.DatabaseDeleting:
 		return true
 	case store.DatabaseReady:
-		return expired(row) || row.Instance != "" || s.mayBeIdle(row) || s.needsBackups(row) || s.measureDue(row)
+		return expired(row) || row.Instance != "" || row.Origin != "" || s.mayBeIdle(row) || s.needsBackups(row) ||
+			s.measureDue(row)
 	}
 	return expired(row)
 }
@@ -128,6 +129,10 @@ func (s *Service) attend(ctx context.Context, id string) error {
 		return s.remove(ctx, &row)
 	case row.State == store.DatabaseCreating:
 		return s.provision(ctx, &row)
+	case row.State == store.DatabaseRestoring:
+		return s.failover(ctx, &row)
+	case row.State == store.DatabaseReady && row.Origin != "":
+		return s.dropReplaced(ctx, &row)
 	case row.State == store.DatabaseReady && row.Instance != "":
 		return s.applyCredentials(ctx, &row)
 	case row.State == store.DatabaseReady && s.mayBeIdle(&row):

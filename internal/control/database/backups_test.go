@@ -29,8 +29,10 @@ type recorder struct {
 	has   map[string]bool  // databases with backups
 	seen  func(call string)
 
-	based    time.Time // of every database
-	status   backup.Status
+	step     func() error  // of each call
+	status   backup.Status // beside Based
+	rows     []string      // that a restore brings
+	based    time.Time     // of every database
 	content  backup.Contents
 	restored backup.RestoreRequest
 }
@@ -46,6 +48,9 @@ func (r *recorder) call(name string, has bool, id string) error {
 	}
 	err := r.fail[name]
 	delete(r.fail, name)
+	if err == nil && r.step != nil {
+		err = r.step()
+	}
 	if err == nil || has {
 		r.has[id] = has
 	}
@@ -122,6 +127,11 @@ func (r *recorder) OrderRehearsal(_ context.Context, id string) (store.DatabaseR
 func (r *recorder) Restore(ctx context.Context, req backup.RestoreRequest) (backup.Restored, error) {
 	g := req.Into.(backup.GuestServer).Guest.(guestapi.Guest)
 	err := server.Use(ctx, g, server.Maintained, func(conn *pgx.Conn) error {
+		for _, row := range r.rows {
+			if _, err := conn.Exec(ctx, "INSERT "+row); err != nil {
+				return err
+			}
+		}
 		return server.CreateOwner(ctx, conn, database.RoleName, "SCRAM-SHA-256$4096:", database.DatabaseName)
 	})
 	if err != nil {

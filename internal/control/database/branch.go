@@ -15,10 +15,13 @@ import (
 	"github.com/pandastack/pandastack/internal/control/store"
 )
 
-// origin is what a branch that is being made is made of, as its row has it.
+// origin is what a branch that is being made is made of, or the server that a failover replaces, as the row has it.
 type origin struct {
-	Database string  `json:"database"`
+	Database string  `json:"database,omitempty"`
 	Moment   *moment `json:"moment,omitempty"` // of the past; nil: what the database has now
+
+	Replaces  string `json:"replaces,omitempty"`  // id of the server
+	Unapplied bool   `json:"unapplied,omitempty"` // the server lacks the credentials of the row
 }
 
 // forkKey is the metadata of a fork that has the id of the branch that it is made for.

@@ -105,7 +105,7 @@ func (s *Service) saveRoles(ctx context.Context, row *store.Database, roles []se
 		}
 	}
 	return s.db.Write(ctx, "database roles", func(ctx context.Context, tx *store.Tx) error {
-		if err := tx.UpdateDatabase(ctx, row, store.DatabaseReady, "verifier", "password"); err != nil {
+		if err := tx.UpdateDatabase(ctx, row, row.State, "verifier", "password"); err != nil {
 			return err
 		}
 		if err := tx.TouchDatabase(ctx, row.ID, store.Micros(time.Now())); err != nil {

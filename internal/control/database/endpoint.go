@@ -40,7 +40,8 @@ func (s *Service) Endpoint(ctx context.Context, id string) (*Endpoint, error) {
 		return nil, ErrNoEndpoint
 	}
 	row, err := s.db.Read().Database(ctx, id)
-	if errors.Is(err, store.ErrNotFound) || err == nil && row.State != store.DatabaseReady {
+	if errors.Is(err, store.ErrNotFound) || err == nil && row.State != store.DatabaseReady &&
+		row.State != store.DatabaseRestoring {
 		return nil, ErrNoEndpoint
 	}
 	if err != nil {
@@ -49,7 +50,7 @@ func (s *Service) Endpoint(ctx context.Context, id string) (*Endpoint, error) {
 	if err := s.quotas.CheckActive(ctx, api.Workspace(row.Workspace)); err != nil {
 		return nil, err
 	}
-	e := &Endpoint{service: s, row: row, running: s.runs(ctx, &row)}
+	e := &Endpoint{service: s, row: row, running: row.State == store.DatabaseReady && s.runs(ctx, &row)}
 	if row.Networks == "" {
 		return e, nil
 	}

@@ -70,6 +70,7 @@ type Sandboxes interface {
 
 // Volumes are the methods of *volume.Service that databases need.
 type Volumes interface {
+	Get(ctx context.Context, p auth.Principal, name string) (api.Volume, error)
 	CreateFor(
 		ctx context.Context,
 		p auth.Principal,
@@ -208,6 +209,9 @@ func ready(row *store.Database) error {
 		return nil
 	case store.DatabaseFailed:
 		return api.Errorf(api.WrongState, "database %s failed: %s: delete it", row.ID, row.Error)
+	case store.DatabaseRestoring:
+		return api.Errorf(api.Unavailable, "database %s is being restored: try again when its status is running",
+			row.ID)
 	}
 	return api.Errorf(api.Unavailable, "database %s is being made: try again when its status is running", row.ID)
 }

@@ -54,6 +54,9 @@ func (s *Service) keepStorage(ctx context.Context, row *store.Database) error {
 	if err != nil {
 		return err
 	}
+	l.mu.Lock()
+	l.stored = has.Bytes
+	l.mu.Unlock()
 	size := int64(v.SizeMiB)
 	percent := func() int64 { return has.Bytes * 100 / (size << 20) }
 	if most := row.StorageMaxMiB; percent() >= growFrom && size < most {

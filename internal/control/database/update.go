@@ -85,17 +85,3 @@ func change(row *store.Database, req api.UpdateDatabaseRequest) (err error) {
 	row.Changed = store.Micros(time.Now())
 	return nil
 }
-
-// Failover refuses: a database has one server, whose machine is started again by the next connection.
-func (s *Service) Failover(
-	ctx context.Context,
-	p auth.Principal,
-	id api.DatabaseID,
-	_ api.FailoverRequest,
-) (api.Database, error) {
-	if _, err := s.find(ctx, p, id); err != nil {
-		return api.Database{}, api.AsError(err)
-	}
-	return api.Database{}, api.Errorf(api.Unsupported, "database %s has no replica to fail over to: a connection "+
-		"starts its server again", id)
-}

@@ -23,6 +23,7 @@ type live struct {
 	changing chan struct{} // closed when the suspension under way has ended; nil: none is
 	last     time.Time     // of use
 	measured time.Time     // when its storage was measured
+	stored   int64         // bytes that it had then; 0: not known
 	left     chan struct{} // closed when the last user has left; nil: no suspension waits for that
 	backedUp bool          // the backups have begun since the server runs
 

@@ -86,7 +86,9 @@ func (s *Service) view(ctx context.Context, row *store.Database) (api.Database, 
 		CreatedAt: float64(row.Created) / 1e6, AlwaysOn: row.AlwaysOn, ClonedFrom: api.DatabaseID(row.ClonedFrom),
 		Error: row.Error, Durability: api.Durability(row.Durability), IdleSeconds: row.IdleSeconds,
 		StorageMaxMB: int(row.StorageMaxMiB), Replicas: row.Replicas, Version: row.Version,
-		FailoverReason: "this server has no replica of the database to fail over to",
+	}
+	if err := s.viewFailover(ctx, row, &out); err != nil {
+		return out, err
 	}
 	for text, to := range map[string]*[]string{row.Networks: &out.Networks, row.Extensions: &out.Extensions} {
 		if text == "" {
@@ -106,6 +108,7 @@ func (s *Service) view(ctx context.Context, row *store.Database) (api.Database, 
 		out.Status = api.DatabaseProvisioning
 	case store.DatabaseRestoring:
 		out.Status = api.DatabaseRestoring
+		s.viewConnection(row, &out)
 	case store.DatabaseReady:
 		if err := s.viewReady(ctx, row, &out); err != nil {
 			return out, err
@@ -132,11 +135,16 @@ func (s *Service) viewReady(ctx context.Context, row *store.Database, out *api.D
 	default: // the next connection wakes it
 		out.Status = api.DatabaseHibernated
 	}
+	s.viewConnection(row, out)
+	return nil
+}
+
+// viewConnection adds how clients connect.
+func (s *Service) viewConnection(row *store.Database, out *api.Database) {
 	out.Host, out.Port = s.host(row, ""), s.cfg.Port
 	out.Database, out.Username, out.Password = DatabaseName, RoleName, row.Password
 	out.ConnectionURL, out.PoolerURL = s.connectionURL(row, ""), s.connectionURL(row, "-pooler")
 	out.BrokerToken, out.BrokerURL, out.BrokerPort = row.BrokerToken, s.brokerURL(row), portOf(s.cfg.URL)
-	return nil
 }
 
 // host returns the host name of a server of a database.
