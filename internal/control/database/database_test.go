@@ -73,7 +73,7 @@ func TestLife(t *testing.T) {
 	}
 	for _, said := range w.fake.Statements() {
 		if strings.Contains(said, password) {
-			t.Errorf("the server was told the password: %s", said)
+			t.Errorf("a statement has the password: %s", said)
 		}
 	}
 	all, err := w.List(ctx, alice)

@@ -39,8 +39,8 @@ type Config struct {
 	// Dial opens a byte stream to the server's socket.
 	Dial func(ctx context.Context) (net.Conn, error)
 	User string // a role with the attribute REPLICATION
-	// Password is for SCRAM-SHA-256; no other method of authentication is accepted. Without one the server must not
-	// ask: it knows who is at the other end of its socket.
+	// Password is for SCRAM-SHA-256; no other method of authentication is accepted. Without one the server must accept
+	// the connection as it is, as by peer authentication.
 	Password string
 	// Application is the application_name, which synchronous_standby_names can list.
 	Application string
