@@ -3,6 +3,7 @@
 package machine
 
 import (
+	"strconv"
 	"testing"
 
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
@@ -49,4 +50,32 @@ func TestDataDisk(t *testing.T) {
 		t.Errorf("file after a cold boot = %q, want the content from before", got)
 	}
 	destroy(t, "paired1")
+}
+
+// TestGrownDataDisk grows a volume in place of a data disk while a machine writes to it: its file system grows, too.
+func TestGrownDataDisk(t *testing.T) {
+	l := host(t)
+	if err := l.Bake(t.Context(), withDataDisk); err != nil {
+		t.Fatal(err)
+	}
+	v := l.volume(t, hostapi.CreateVolume{ID: "data0", Template: withDataDisk, Disk: "data"})
+	l.create(t, hostapi.Create{ID: "grown0", Template: withDataDisk,
+		Volumes: []hostapi.VolumeAttachment{{Volume: v.ID, Disk: "data", Fence: 1}}})
+	size := func() int {
+		t.Helper()
+		n, err := strconv.Atoi(l.run(t, "grown0", "df -m --output=size /data | tail -n 1 | tr -d ' '"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	before := size()
+	if _, err := l.ResizeVolume(t.Context(), v.ID, 2*v.SizeMiB); err != nil {
+		t.Fatal(err)
+	}
+	if after := size(); after < before*3/2 {
+		t.Errorf("the file system has %d MiB, and had %d before its volume grew from %d to %d MiB", after, before,
+			v.SizeMiB, 2*v.SizeMiB)
+	}
+	destroy(t, "grown0")
 }

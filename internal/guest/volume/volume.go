@@ -96,6 +96,9 @@ func (m *Manager) Do(req guestapi.VolumeRequest) (guestapi.VolumeReport, error) 
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	one, ok := m.mounted[req.Volume.Disk]
+	if !ok && (req.Action == guestapi.VolumeSync || req.Action == guestapi.VolumeGrow) {
+		one, ok = mountedElse(req.Volume.Disk)
+	}
 	if !ok {
 		return guestapi.VolumeReport{}, fmt.Errorf("%w: no volume is mounted from disk %d",
 			guestapi.ErrNotFound, req.Volume.Disk)
@@ -200,6 +203,32 @@ func awaitSize(dev string, bytes int64) error {
 		return fmt.Errorf("drop the cache of %s: %w", dev, err)
 	}
 	return nil
+}
+
+// mountedElse returns the mount of a disk that the manager has not mounted: a volume in place of a data disk of the
+// template is mounted as that. Whichever mount of the file system it is makes no difference to the file system.
+func mountedElse(disk int) (mount, bool) {
+	dev := device(disk)
+	list, err := os.ReadFile("/proc/self/mounts")
+	if err != nil {
+		return mount{}, false
+	}
+	for line := range strings.Lines(string(list)) {
+		f := strings.Fields(line) // proc_pid_mounts(5): device, directory, type, options
+		if len(f) < 4 || f[0] != dev || f[2] != "ext4" {
+			continue
+		}
+		if dir := unescape(f[1]); isMounted(dev, dir) {
+			readOnly := slices.Contains(strings.Split(f[3], ","), "ro")
+			return mount{VolumeMount: guestapi.VolumeMount{Disk: disk, Dir: dir, ReadOnly: readOnly}}, true
+		}
+	}
+	return mount{}, false
+}
+
+// unescape decodes the octal escapes of proc_pid_mounts(5).
+func unescape(s string) string {
+	return strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`, `\043`, "#").Replace(s)
 }
 
 func isMounted(dev, dir string) bool {

@@ -391,7 +391,7 @@ func (m *Manager) growInGuest(ctx context.Context, mc *machine, n int, d disk) e
 	_, err = link.Volume(ctx, guestapi.VolumeRequest{
 		Action: guestapi.VolumeGrow, Volume: guestapi.VolumeMount{Disk: n, Bytes: int64(d.sizeMiB) * mib},
 	})
-	if errors.Is(err, guestapi.ErrNotFound) { // in place of a data disk, or unmounted by a program of the guest
+	if errors.Is(err, guestapi.ErrNotFound) { // a program of the guest has unmounted it
 		return nil
 	}
 	if err != nil {
