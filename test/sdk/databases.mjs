@@ -41,7 +41,7 @@ await check("databases.create", async () => {
   assert.match(db.id, /^dbs[a-z2-7]{20}$/);
   assert.match(db.broker_token, /^pds_pg_/);
   assert.ok(db.connection_url.startsWith(`postgres://pandastack:`) || db.connection_url.startsWith(`postgresql://pandastack:`));
-  assert.ok(db.connection_url.includes(db.host) && db.host.startsWith(db.id + "."));
+  assert.ok(db.connection_url.includes(db.id) && db.host.startsWith(db.id + "."));
   assert.ok(Math.abs(db.created_at - Date.now() / 1000) < 600);
 });
 if (!db) process.exit(1);

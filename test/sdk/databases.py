@@ -46,7 +46,7 @@ db = {}
 def _():
     db.update(databases.create(label="sdk-py", cpu=1, memory_mb=1024))
     assert db["status"] == "running" and db["label"] == "sdk-py", db["status"]
-    assert db["password"] in db["connection_url"] and db["host"] in db["connection_url"]
+    assert db["password"] in db["connection_url"] and db["id"] in db["connection_url"]
 
 
 @check("databases.list, get, connection")
