@@ -247,13 +247,19 @@ func (r *CreateAppRequest) Validate() error {
 		return invalid("memory_mb", "%d is out of range: use 128 to %d", r.MemoryMB, MaxBuildMemoryMB)
 	case len(r.Env) > MaxAppEnv:
 		return invalid("env", "has %d variables: use at most %d", len(r.Env), MaxAppEnv)
-	case r.IdleTimeoutSeconds < 0:
-		return invalid("idle_timeout_seconds", "%d is negative", r.IdleTimeoutSeconds)
+	case r.IdleTimeoutSeconds < 0 || r.IdleTimeoutSeconds > maxAppIdle:
+		return invalid("idle_timeout_seconds", "%d is out of range: use 1 to %d", r.IdleTimeoutSeconds, maxAppIdle)
 	}
 	for name, value := range r.Env {
 		if err := ValidateAppVariable(name, value); err != nil {
 			return err
 		}
+	}
+	if err := validateGitURL(r.GitURL); err != nil {
+		return err
+	}
+	if err := validateGitRef("git_branch", r.GitBranch); err != nil {
+		return err
 	}
 	if r.Health != nil {
 		if err := r.Health.validate(); err != nil {
