@@ -191,7 +191,7 @@ type CreateAppRequest struct {
 	ReleaseCommand     string            `json:"release_command,omitempty" doc:"Runs before a deployment goes live."`
 	RootDirectory      string            `json:"root_directory,omitempty" doc:"Of the app in its repository."`
 	OutputDirectory    string            `json:"output_directory,omitempty" doc:"Of static files."`
-	Port               int               `json:"port,omitempty" doc:"That the app listens on: PORT; 8080 if absent."`
+	Port               int               `json:"port,omitempty" doc:"That the app listens on: PORT; 3000 if absent."`
 	Env                map[string]string `json:"env,omitempty"`
 	Template           string            `json:"template,omitempty" doc:"Of its machines."`
 	CPU                int               `json:"cpu,omitempty"`
@@ -347,6 +347,7 @@ type DeployRequest struct {
 	GitRef  string `json:"git_ref,omitempty" doc:"Branch, tag or commit; the app's branch if absent."`
 	Upload  string `json:"upload,omitempty" doc:"An upload in place of git, as POST /v1/apps/{id}/uploads named it."`
 	NoCache bool   `json:"no_cache,omitempty" doc:"Run every step of the build."`
+	Restart bool   `json:"restart,omitempty" doc:"Start what is live with the variables of today, unbuilt."`
 }
 
 // RollbackRequest goes back to an earlier deployment: POST /v1/apps/{id}/rollback. The body may be empty.

@@ -164,6 +164,7 @@ type snapshotRecord struct {
 	State     string        // store.SnapshotCreating and so on
 	Instance  string        // the control plane process that wrote the record last
 	Host      hostapi.HostID
+	Owner     hostapi.Owner // the service's object that it belongs to; zero: a user's own
 	Name      string
 	Template  string
 	VCPUs     int
@@ -186,7 +187,7 @@ func newSnapshotRecord(row *store.Snapshot) snapshotRecord {
 		State: row.State, Instance: row.Owner, Host: hostapi.HostID(row.Host), Name: row.Name, Template: row.Template,
 		VCPUs: row.VCPUs, MemoryMiB: row.MemoryMiB, DiskMiB: row.DiskMiB, Bytes: row.Bytes, Metadata: row.Metadata,
 		Env: row.Env, Injected: decodeInjected(row.Injected), Limits: decodeLimits(row.Limits),
-		User: row.User, Workdir: row.Workdir, Created: store.Time(row.Created),
+		User: row.User, Workdir: row.Workdir, Created: store.Time(row.Created), Owner: hostapi.ParseOwner(row.OwnedBy),
 	}
 }
 
@@ -197,7 +198,7 @@ func (s *snapshotRecord) row() *store.Snapshot {
 		State: s.State, Owner: s.Instance, Host: string(s.Host), Name: s.Name, Template: s.Template,
 		VCPUs: s.VCPUs, MemoryMiB: s.MemoryMiB, DiskMiB: s.DiskMiB, Bytes: s.Bytes, Metadata: s.Metadata,
 		Env: s.Env, Injected: encodeInjected(s.Injected), Limits: encodeLimits(s.Limits),
-		User: s.User, Workdir: s.Workdir, Created: store.Micros(s.Created),
+		User: s.User, Workdir: s.Workdir, Created: store.Micros(s.Created), OwnedBy: s.Owner.String(),
 	}
 }
 

@@ -35,7 +35,7 @@ func (s *Service) TakeSnapshot(
 		ID: api.NewSnapshotID(), Workspace: r.Workspace, Sandbox: r.ID, State: store.SnapshotCreating,
 		Instance: s.instance, Host: r.Host, Name: req.Name, Template: r.Template, Metadata: req.Metadata,
 		VCPUs: r.VCPUs, MemoryMiB: r.MemoryMiB, DiskMiB: r.DiskMiB, Env: r.Env, Injected: r.Injected,
-		Limits: r.Limits, User: r.User, Workdir: r.Workdir, Created: now(),
+		Limits: r.Limits, User: r.User, Workdir: r.Workdir, Created: now(), Owner: r.Owner,
 		Bytes: largestSnapshot(&r), // until its size is known
 	}
 	_, free, err := s.locks.Acquire(ctx, string(snap.ID))
@@ -154,7 +154,7 @@ func (s *Service) findSnapshot(ctx context.Context, p auth.Principal, id api.Sna
 		return snap, snapshotNotFound(id)
 	case err != nil:
 		return snap, err
-	case snap.Workspace != p.Workspace || snap.State != store.SnapshotReady:
+	case snap.Workspace != p.Workspace || snap.Owner != p.Owner || snap.State != store.SnapshotReady:
 		return snapshotRecord{}, snapshotNotFound(id)
 	}
 	return snap, nil
@@ -199,7 +199,7 @@ func (s *Service) Snapshots(ctx context.Context, p auth.Principal, f api.Snapsho
 		return SnapshotPage{}, errNoWorkspace()
 	}
 	q := store.SnapshotQuery{Workspace: string(p.Workspace), Sandbox: string(f.SandboxID), Name: f.Name}
-	q.State = store.SnapshotReady
+	q.State, q.OwnedBy = store.SnapshotReady, new(p.Owner.String())
 	limit, err := page.Parse(f.Limit, f.Cursor, &q.BeforeCreated, &q.BeforeID)
 	if err != nil {
 		return SnapshotPage{}, err

@@ -170,6 +170,8 @@ type Deployment struct {
 	Settings      string `bun:"settings"`
 	Result        string `bun:"result"`
 	Machine       string `bun:"machine"`
+	Attempts      int64  `bun:"attempts"`
+	Linked        string `bun:"linked"`
 	Built         string `bun:"built"`
 	Ready         string `bun:"ready"`
 	GitRef        string `bun:"git_ref"`

@@ -34,6 +34,7 @@ type Snapshot struct {
 	Limits        string `bun:"limits"`       // JSON, of the sandbox it was taken of
 	User          string `bun:"user_name"`
 	Workdir       string `bun:"workdir"`
+	OwnedBy       string `bun:"owned_by"` // "kind/id" of the object of a service; "": a user's own
 	Created       int64  `bun:"created"`
 }
 
@@ -78,6 +79,8 @@ type SnapshotQuery struct {
 	Limit                           int
 	BeforeCreated                   int64
 	BeforeID                        string
+	// OwnedBy is the service's object that they belong to, "" for those of users; nil: any.
+	OwnedBy *string
 }
 
 // Snapshots reads the rows that q selects.
@@ -95,6 +98,9 @@ func (t *Tx) Snapshots(ctx context.Context, q SnapshotQuery) ([]Snapshot, error)
 	}
 	if q.State != "" {
 		s = s.Where("state = ?", q.State)
+	}
+	if q.OwnedBy != nil {
+		s = s.Where("owned_by = ?", *q.OwnedBy)
 	}
 	if q.BeforeID != "" {
 		s = s.Where("(created < ? OR (created = ? AND id < ?))", q.BeforeCreated, q.BeforeCreated, q.BeforeID)

@@ -89,7 +89,8 @@ type Result struct {
 	Port           int               `json:"port,omitempty"`
 	Static         *Static           `json:"static,omitempty"`
 	Commit         string            `json:"commit,omitempty"`
-	Message        string            `json:"message,omitempty"` // first line
+	Message        string            `json:"message,omitempty"`  // first line
+	Template       string            `json:"template,omitempty"` // that has the app, if there is no snapshot of a build
 	StepsCached    int               `json:"steps_cached,omitempty"`
 	Steps          int               `json:"steps,omitempty"`
 }
