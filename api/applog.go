@@ -17,9 +17,3 @@ type AppOutput struct {
 	Stream    string    `json:"stream" enum:"stdout,stderr"`
 	Line      string    `json:"line"`
 }
-
-// AppUpload is an archive with the files of an app: POST /v1/apps/{id}/uploads.
-type AppUpload struct {
-	ID    string `json:"id" doc:"For the upload of a deployment."`
-	Bytes int64  `json:"bytes"`
-}
