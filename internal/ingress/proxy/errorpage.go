@@ -65,11 +65,12 @@ func WritePage(w http.ResponseWriter, status int, message, detail string) {
 	h.Set("X-Content-Type-Options", "nosniff")
 	w.WriteHeader(status)
 	// The client may have closed the connection.
-	_, _ = fmt.Fprintf(w, errorPage, status, html.EscapeString(message), html.EscapeString(detail))
+	message, detail = html.EscapeString(message), html.EscapeString(detail)
+	_, _ = fmt.Fprintf(w, errorPage, message, status, message, detail)
 }
 
 const errorPage = `<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>Sandbox</title>
+<html lang="en"><head><meta charset="utf-8"><title>%s</title>
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <style>body{font:16px/1.5 system-ui,sans-serif;margin:15vh auto;max-width:34rem;padding:0 1rem}code{color:#555}</style>
 </head><body><p><code>%d</code></p><h1>%s</h1><p><code>%s</code></p></body></html>

@@ -25,6 +25,10 @@ var originHeaders = []string{
 func isolate(res *http.Response) error {
 	rt, _ := routeOf(res.Request.Context())
 	h := res.Header
+	if rt.OwnSite {
+		h.Del("Alt-Svc")
+		return nil
+	}
 	for _, name := range siteHeaders {
 		h.Del(name)
 	}

@@ -20,6 +20,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -192,17 +193,23 @@ func (p *Proxy) rewrite(pr *httputil.ProxyRequest) {
 	}
 	port := strconv.Itoa(int(rt.Address.Port))
 	pr.SetXForwarded()
+	if isTLS(pr.In) { // of a trusted proxy, which ends TLS for this node
+		pr.Out.Header.Set("X-Forwarded-Proto", "https")
+	}
 	pr.Out.URL.Scheme = "http"
 	if slices.Contains(network.TLSPorts, int(rt.Address.Port)) {
 		pr.Out.URL.Scheme = "https"
 	}
-	pr.Out.URL.Host = fmt.Sprintf("%s.%d:%s", rt.Address.Sandbox, rt.Sandbox.Generation, port) // the key of the pool
+	pr.Out.URL.Host = rt.pool()
 	host := network.PortHost
 	if host == "" {
 		host = "localhost:" + api.PortVariable
 	}
 	pr.Out.Host = strings.ReplaceAll(host, api.PortVariable, port)
-	if o, err := url.Parse(pr.In.Header.Get("Origin")); err == nil && o.Host != "" &&
+	if rt.PublicHost {
+		pr.Out.Host = pr.In.Host
+	}
+	if o, err := url.Parse(pr.In.Header.Get("Origin")); err == nil && o.Host != "" && !rt.PublicHost &&
 		strings.EqualFold(o.Host, pr.In.Host) {
 		pr.Out.Header.Set("Origin", pr.Out.URL.Scheme+"://"+pr.Out.Host)
 	}
@@ -222,9 +229,40 @@ func (p *Proxy) rewrite(pr *httputil.ProxyRequest) {
 	p.dropCredentials(pr.Out, rt)
 }
 
-// RoundTrip implements http.RoundTripper for requests that were rewritten. gRPC needs HTTP/2 up to the program inside.
+// RoundTrip implements http.RoundTripper for requests that were rewritten.
 func (p *Proxy) RoundTrip(r *http.Request) (*http.Response, error) {
 	r = r.WithContext(routeOnly{r.Context()})
+	rt, _ := routeOf(r.Context())
+	if rt.Again == nil {
+		return p.send(r)
+	}
+	body := r.Body
+	if body != nil { // a transport closes the body of a request that it could not send
+		r.Body = unclosed{body}
+	}
+	res, err := p.send(r)
+	if _, unsent := errors.AsType[*dialError](err); !unsent || r.Context().Err() != nil {
+		return res, err
+	}
+	next, ok := rt.Again(r.Context(), err)
+	if !ok {
+		return res, err
+	}
+	again := r.WithContext(routeOnly{context.WithValue(r.Context(), routeKey{}, next)})
+	u := *r.URL
+	u.Host = next.pool()
+	again.URL = &u
+	return p.send(again)
+}
+
+// unclosed is a body that its reader does not close: ReverseProxy does, when it has the response.
+type unclosed struct{ io.Reader }
+
+// Close implements io.Closer.
+func (unclosed) Close() error { return nil }
+
+// send sends a request over the transport for its protocol. gRPC needs HTTP/2 up to the program inside.
+func (p *Proxy) send(r *http.Request) (*http.Response, error) {
 	if r.URL.Scheme == "https" {
 		return p.tls.RoundTrip(r)
 	}
@@ -247,8 +285,18 @@ func dial(ctx context.Context, _, addr string) (net.Conn, error) {
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, dialTimeout, errors.New("the port did not accept in time"))
 	defer cancel()
-	return rt.Guest.DialPort(ctx, rt.Address.Port)
+	c, err := rt.Guest.DialPort(ctx, rt.Address.Port)
+	if err != nil {
+		return nil, &dialError{err}
+	}
+	return c, nil
 }
+
+// dialError is why a request has no connection. Nothing of the request was sent.
+type dialError struct{ error }
+
+// Unwrap returns the cause.
+func (e *dialError) Unwrap() error { return e.error }
 
 func (p *Proxy) handleError(w http.ResponseWriter, r *http.Request, err error) {
 	rt, _ := routeOf(r.Context()) // only Forward makes requests that can fail here

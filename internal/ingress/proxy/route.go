@@ -3,6 +3,7 @@ package proxy
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 	"time"
 
@@ -51,10 +52,22 @@ type Route struct {
 	Shared bool
 	// Prefix is what precedes the program's own path in the path of a shared URL; "": nothing.
 	Prefix string
+	// PublicHost says that the program sees the host name that the client asked for, in place of localhost.
+	PublicHost bool
+	// OwnSite says that the whole site of the host belongs to the program: its cookies may be for the domain.
+	OwnSite bool
+	// Again returns another route for a request that reached no program, since none accepted a connection, and false
+	// if there is none. It is called once; nil: there is none.
+	Again func(ctx context.Context, err error) (Route, bool)
 	// Fail sends an error in the form of the API that forwards the request; nil: in the form of ports.
 	Fail func(w http.ResponseWriter, r *http.Request, err *api.Error)
 
 	access access
+}
+
+// pool returns the name under which connections to the port are pooled.
+func (rt Route) pool() string {
+	return fmt.Sprintf("%s.%d:%d", rt.Address.Sandbox, rt.Sandbox.Generation, rt.Address.Port)
 }
 
 // Service serves a port on this host, in the place of a program in the guest.
