@@ -185,7 +185,13 @@ func TestDatabases(t *testing.T) {
 		t.Errorf("the branch has %q", got)
 	}
 	t.Logf("branch to the first query: %v", time.Since(began))
-	c.exec(branch, "DELETE FROM t")
+	c.exec(branch, "DELETE FROM t WHERE v = 'two'")
+	_ = branch.Close(t.Context())
+	c.call("POST", "/v1/databases/"+string(b.ID)+"/suspend", nil, &b, http.StatusOK)
+	branch = c.connect(b.ConnectionURL)
+	if got := c.rows(branch); !slices.Equal(got, []string{"one"}) {
+		t.Errorf("woken, the branch has %q", got)
+	}
 	_ = branch.Close(t.Context())
 	if got := c.rows(conn); !slices.Equal(got, []string{"one", "two"}) {
 		t.Errorf("after a change of the branch it has %q", got)

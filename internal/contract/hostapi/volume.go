@@ -53,6 +53,9 @@ type CreateVolume struct {
 	From VolumeID
 	// Machine copies what this machine has instead: its private copy of From.
 	Machine MachineID
+	// Fence makes the private copy itself the volume, if it is not 0: the machine goes on writing to it, as its only
+	// writer, with this fence. ErrInvalid: the machine is not persistent, or the copy is not in place of a data disk.
+	Fence uint64
 	// Template and Disk make a copy of a data disk of a baked template, to be attached in its place.
 	Template TemplateName
 	Disk     string

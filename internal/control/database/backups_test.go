@@ -266,9 +266,12 @@ func TestSynchronous(t *testing.T) {
 // the reason, and leaves nothing.
 func TestPast(t *testing.T) {
 	r := newRecorder()
-	w := newFixture(t, withBackups(r))
+	w := newFixture(t, withBackups(r), func(w *fixture) { w.cfg.MeasureInterval = 1 })
 	d := w.made()
+	w.fake.SetUsed(7000 << 20)
 	w.must(w.Reconcile(t.Context()))
+	w.must(w.Reconcile(t.Context())) // the backups begin before the storage is measured
+	w.fake.SetUsed(0)
 	at := time.Now().Add(-time.Minute)
 	_, err := w.Clone(t.Context(), alice, d.ID, api.CloneDatabaseRequest{TargetTime: &at})
 	w.wants("Clone without a base backup", err, api.WrongState)
@@ -290,6 +293,9 @@ func TestPast(t *testing.T) {
 	if b.Status != api.DatabaseRunning || b.ClonedFrom != d.ID || b.Password == d.Password || b.Password == "" {
 		t.Fatalf("the branch is %s (%s), from %s; want running, with a password of its own", b.Status, b.Error,
 			b.ClonedFrom)
+	}
+	if got := w.sizes(d.ID, b.ID); !slices.Equal(got, []int{12288, 12288}) {
+		t.Errorf("sizes %v, want the branch to have that of its database", got)
 	}
 	got := r.restored
 	if got.From != string(d.ID) || !got.Target.Time.Equal(at) || got.Target.Variant != "npm" ||

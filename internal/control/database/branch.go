@@ -104,7 +104,8 @@ func branchOf(parent *store.Database, req api.CloneDatabaseRequest) (store.Datab
 	return row, setCredentials(&row)
 }
 
-// makeBranch makes the machine of a branch: a fork of that of its database, with a private copy of its volume.
+// makeBranch makes the machine of a branch: a fork of that of its database, whose copy of the volume becomes a volume
+// of the branch.
 func (s *Service) makeBranch(ctx context.Context, row *store.Database) error {
 	from, err := originOf(row)
 	if err != nil {
@@ -143,6 +144,10 @@ func (s *Service) makeBranch(ctx context.Context, row *store.Database) error {
 	if err := s.boxes.SetOwner(ctx, as(&parent), child, owner(row)); err != nil {
 		return err
 	}
+	v, err := s.volumes.Keep(ctx, as(row), owner(row), child)
+	if err != nil {
+		return err
+	}
 	g, err := s.boxes.Guest(ctx, as(row), child)
 	if err != nil {
 		return err
@@ -163,7 +168,7 @@ func (s *Service) makeBranch(ctx context.Context, row *store.Database) error {
 	}
 	m := store.DatabaseMember{
 		ID: string(child), Database: row.ID, Role: store.MemberPrimary, State: store.MemberReady,
-		Sandbox: string(child), Timeline: 1, Created: store.Micros(time.Now()),
+		Sandbox: string(child), Volume: string(v.ID), Timeline: 1, Created: store.Micros(time.Now()),
 	}
 	return s.commit(ctx, *row, row, &m)
 }

@@ -192,14 +192,8 @@ func (s *Service) replace(ctx context.Context, row *store.Database, old *store.D
 	if err != nil {
 		return err
 	}
-	v, err := s.db.Read().Volume(ctx, m.Volume)
-	if err != nil {
+	if err := s.growTo(ctx, row, &m, size); err != nil {
 		return err
-	}
-	if int64(v.SizeMiB) < size {
-		if _, err := s.volumes.Update(ctx, as(row), m.Volume, api.VolumePatch{SizeMB: int(size)}); err != nil {
-			return err
-		}
 	}
 	_, err = s.backups.Restore(ctx, backup.RestoreRequest{
 		From: row.ID, Target: backup.Target{Variant: row.Variant, Collation: row.Collation},

@@ -76,8 +76,19 @@ func (s *Service) makePast(ctx context.Context, row *store.Database, from origin
 	if target.CoveredUntil, err = s.covered(ctx, &parent); err != nil {
 		return err
 	}
+	source, err := s.primary(ctx, parent.ID)
+	if err != nil {
+		return err
+	}
+	size, err := s.storageOf(ctx, &parent, &source)
+	if err != nil {
+		return err
+	}
 	g, m, _, err := s.makeMachine(ctx, row)
 	if err != nil {
+		return err
+	}
+	if err := s.growTo(ctx, row, &m, size); err != nil {
 		return err
 	}
 	_, err = s.backups.Restore(ctx, backup.RestoreRequest{

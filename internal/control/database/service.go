@@ -78,6 +78,7 @@ type Volumes interface {
 		req api.CreateVolumeRequest,
 		disk volume.Disk,
 	) (api.Volume, error)
+	Keep(ctx context.Context, p auth.Principal, owner hostapi.Owner, box api.SandboxID) (api.Volume, error)
 	Update(ctx context.Context, p auth.Principal, name string, req api.VolumePatch) (api.Volume, error)
 	Delete(ctx context.Context, p auth.Principal, name string, withSnapshots bool) error
 }

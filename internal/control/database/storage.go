@@ -34,7 +34,10 @@ func (s *Service) keepStorage(ctx context.Context, row *store.Database) error {
 	l.measured = time.Now()
 	l.mu.Unlock()
 	m, err := s.primary(ctx, row.ID)
-	if err != nil || m.Volume == "" { // the storage of a branch belongs to its machine
+	if err == nil && m.Volume == "" { // a branch that an earlier release has made
+		err = s.keepVolume(ctx, row, &m)
+	}
+	if err != nil {
 		return err
 	}
 	v, err := s.db.Read().Volume(ctx, m.Volume)
@@ -71,4 +74,37 @@ func (s *Service) keepStorage(ctx context.Context, row *store.Database) error {
 		return ask(func(conn *pgx.Conn) error { return server.SetReadOnly(ctx, conn, full) })
 	}
 	return nil
+}
+
+// keepVolume makes a volume of the storage of a server that belongs to its machine alone.
+func (s *Service) keepVolume(ctx context.Context, row *store.Database, m *store.DatabaseMember) error {
+	box, err := s.boxes.Get(ctx, as(row), api.SandboxID(m.Sandbox))
+	if err != nil {
+		return err
+	}
+	for _, has := range box.Volumes {
+		if !has.Private { // it is one already: the commit failed
+			m.Volume = string(has.ID)
+		}
+	}
+	if m.Volume == "" {
+		v, err := s.volumes.Keep(ctx, as(row), owner(row), box.ID)
+		if err != nil {
+			return err
+		}
+		m.Volume = string(v.ID)
+	}
+	return s.db.Write(ctx, "database volume", func(ctx context.Context, tx *store.Tx) error {
+		return tx.UpdateDatabaseMember(ctx, m, m.State)
+	})
+}
+
+// growTo makes the storage of a new server at least as large as that of another was, in MiB.
+func (s *Service) growTo(ctx context.Context, row *store.Database, m *store.DatabaseMember, size int64) error {
+	v, err := s.db.Read().Volume(ctx, m.Volume)
+	if err != nil || int64(v.SizeMiB) >= size {
+		return err
+	}
+	_, err = s.volumes.Update(ctx, as(row), m.Volume, api.VolumePatch{SizeMB: int(size)})
+	return err
 }

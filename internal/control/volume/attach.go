@@ -267,3 +267,42 @@ func (s *Service) Promote(
 	return s.create(ctx, p, api.CreateVolumeRequest{Name: req.Name, SizeMB: req.SizeMB}, hostapi.Owner{},
 		source{from: disk, machine: hostapi.MachineID(box), sizeMiB: has.SizeMB})
 }
+
+// Keep makes a volume of the private copy that a sandbox has in place of a data disk.
+//
+// The volume belongs to another service's object. The sandbox, a persistent one, goes on writing to it, as its holder.
+func (s *Service) Keep(
+	ctx context.Context,
+	p auth.Principal,
+	owner hostapi.Owner,
+	box api.SandboxID,
+) (v api.Volume, err error) {
+	if err := s.admit(ctx, p); err != nil {
+		return v, err
+	}
+	_, err = s.boxes.ChangeVolumes(ctx, p, box, lease.Change{
+		Doing: "keep the volume of", Event: api.EventVolumeAttached,
+		Do: func(ctx context.Context, b api.Sandbox) (m hostapi.Machine, known []api.SandboxVolume, err error) {
+			i := slices.IndexFunc(b.Volumes, func(has api.SandboxVolume) bool { return has.Private && !has.ReadOnly })
+			if i < 0 {
+				return m, nil, api.Errorf(api.WrongState, "sandbox %s has no private copy of a volume", box)
+			}
+			has := b.Volumes[i]
+			disk, err := s.onMachine(ctx, box, has)
+			if err != nil {
+				return m, nil, err
+			}
+			v, err = s.create(ctx, p, api.CreateVolumeRequest{}, owner,
+				source{from: disk, machine: hostapi.MachineID(box), keep: true, sizeMiB: has.SizeMB})
+			if err != nil {
+				return m, nil, err
+			}
+			m, err = s.host.Get(ctx, hostapi.MachineID(box))
+			return m, []api.SandboxVolume{{ID: v.ID, Name: v.Name, MountPath: has.MountPath}}, err
+		},
+	})
+	if err != nil {
+		return v, api.AsError(err)
+	}
+	return v, nil
+}

@@ -18,6 +18,7 @@ import (
 type source struct {
 	from     hostapi.VolumeID  // a volume or snapshot
 	machine  hostapi.MachineID // its private copy of from
+	keep     bool              // that copy itself: the machine goes on writing to it
 	template hostapi.TemplateName
 	disk     string
 	backup   hostapi.BackupID
@@ -118,16 +119,12 @@ func (s *Service) create(
 	}
 	made, err := s.makeDisk(ctx, v, v.Disk, v.SizeMiB, from)
 	if err != nil {
-		return api.Volume{}, s.abortCreate(ctx, v, err)
+		return api.Volume{}, s.abortCreate(ctx, v, from, err)
 	}
 	finish, cancel := detached(ctx)
 	defer cancel()
-	v.State, v.Instance, v.Host, v.SizeMiB = store.VolumeReady, "", string(made.Host), made.SizeMiB
-	err = s.db.Write(finish, "volume create end", func(ctx context.Context, tx *store.Tx) error {
-		return tx.UpdateVolume(ctx, &v, store.VolumeCreating, 0, "state", "instance", "host", "size_mib")
-	})
-	if err != nil {
-		return api.Volume{}, s.abortCreate(ctx, v, err)
+	if v, err = s.finishCreate(finish, v, made); err != nil {
+		return api.Volume{}, s.abortCreate(ctx, v, from, err)
 	}
 	out, err := s.view(finish, v, made)
 	if err != nil {
@@ -156,6 +153,9 @@ func (s *Service) insert(ctx context.Context, v *store.Volume) error {
 	})
 }
 
+// firstFence is the fence of the first writer of a volume.
+const firstFence = 1
+
 // makeDisk makes what a volume is on its host.
 func (s *Service) makeDisk(
 	ctx context.Context,
@@ -168,6 +168,9 @@ func (s *Service) makeDisk(
 		ID: hostapi.VolumeID(disk), SizeMiB: sizeMiB, From: from.from, Machine: from.machine,
 		Template: from.template, Disk: from.disk, Group: v.Workspace,
 		Labels: s.labels(ownerVolume, v.ID, v.Workspace, v.Name),
+	}
+	if from.keep {
+		ask.Fence = firstFence
 	}
 	var made hostapi.Volume
 	var err error
@@ -182,11 +185,52 @@ func (s *Service) makeDisk(
 	return made, wrap(err, "make", v)
 }
 
+// finishCreate writes that a volume is ready, and who writes to it.
+func (s *Service) finishCreate(ctx context.Context, v store.Volume, made hostapi.Volume) (store.Volume, error) {
+	done := v
+	done.State, done.Instance, done.Host, done.SizeMiB = store.VolumeReady, "", string(made.Host), made.SizeMiB
+	err := s.db.Write(ctx, "volume create end", func(ctx context.Context, tx *store.Tx) (err error) {
+		err = tx.UpdateVolume(ctx, &done, store.VolumeCreating, 0, "state", "instance", "host", "size_mib")
+		if err == nil && made.Machine != "" {
+			done, err = lease.Acquire(ctx, tx, done, lease.Sandbox(api.SandboxID(made.Machine)), "")
+		}
+		return err
+	})
+	if err != nil {
+		return v, err
+	}
+	return done, nil
+}
+
+// settleCreate finishes a volume that a machine writes to since it was made of that machine's copy, and removes others
+// that were not made completely.
+func (s *Service) settleCreate(ctx context.Context, v store.Volume) error {
+	made, err := s.host.GetVolume(ctx, hostapi.VolumeID(v.Disk))
+	if err != nil && !errors.Is(err, hostapi.ErrNotFound) {
+		return wrap(err, "look at", v)
+	}
+	if err != nil || made.Machine == "" {
+		return s.remove(ctx, v)
+	}
+	_, err = s.finishCreate(ctx, v, made)
+	return err
+}
+
 // abortCreate removes a volume that could not be made and returns why. Reconcile removes later what cannot be removed
 // now.
-func (s *Service) abortCreate(ctx context.Context, v store.Volume, why error) error {
+func (s *Service) abortCreate(ctx context.Context, v store.Volume, from source, why error) error {
 	ctx, cancel := detached(ctx)
 	defer cancel()
+	if from.keep {
+		row, err := s.db.Read().Volume(ctx, v.ID)
+		if err == nil && row.State == store.VolumeCreating {
+			err = s.settleCreate(ctx, row)
+		}
+		if err != nil {
+			s.log.Warn("a volume was not settled; it is tried again", "volume", v.ID, "err", err)
+		}
+		return api.AsError(why)
+	}
 	// A commit whose outcome is not known may have made it ready.
 	err := s.db.Write(ctx, "volume create abort", func(ctx context.Context, tx *store.Tx) error {
 		row, err := tx.Volume(ctx, v.ID)

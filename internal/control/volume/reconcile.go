@@ -118,6 +118,8 @@ func (s *Service) reconcileVolume(ctx context.Context, id string) error {
 		return err
 	}
 	switch {
+	case v.State == store.VolumeCreating:
+		return s.settleCreate(ctx, v)
 	case v.State != store.VolumeReady:
 		return s.remove(ctx, v)
 	case hostapi.ParseOwner(v.Holder).Kind == lease.Restore:

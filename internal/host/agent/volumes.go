@@ -78,7 +78,7 @@ func (h *Host) CreateVolume(ctx context.Context, req hostapi.CreateVolume) (host
 		ID: req.ID, SizeMiB: req.SizeMiB, Frozen: req.Frozen, Group: req.Group, Labels: req.Labels,
 	}
 	if req.From != "" && req.Template != "" || req.Machine != "" && req.From == "" ||
-		(req.Template == "") != (req.Disk == "") {
+		req.Fence != 0 && (req.Machine == "" || req.Frozen) || (req.Template == "") != (req.Disk == "") {
 		return hostapi.Volume{}, fmt.Errorf(
 			"create volume %s: name a volume, or a template and its disk, to copy; a machine needs a volume: %w",
 			req.ID, hostapi.ErrInvalid)
@@ -86,7 +86,14 @@ func (h *Host) CreateVolume(ctx context.Context, req hostapi.CreateVolume) (host
 	if req.Template != "" {
 		return h.copyDataDisk(ctx, req, made)
 	}
-	v, err := h.machines.CreateVolume(ctx, made, req.From, req.Machine)
+	var v volume.Volume
+	var err error
+	if req.Fence != 0 {
+		made.Machine, made.Fence = req.Machine, req.Fence
+		v, err = h.machines.KeepCopy(ctx, made, req.From)
+	} else {
+		v, err = h.machines.CreateVolume(ctx, made, req.From, req.Machine)
+	}
 	if err != nil {
 		return hostapi.Volume{}, err
 	}

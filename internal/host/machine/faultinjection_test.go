@@ -101,6 +101,16 @@ var faultCases = []faultCase{
 		},
 	},
 	{
+		name: "keep",
+		prep: func(w *fixture) { w.forkWithDataVolume() },
+		do:   func(w *fixture) error { return w.keep() },
+		check: func(w *fixture, _ bool) {
+			w.count("b", 2) // whose disk it is
+			w.count("a", 2)
+			w.wantCounter("d", 2)
+		},
+	},
+	{
 		name: "hibernate-with-volumes",
 		prep: func(w *fixture) { w.createWithVolumes(); w.count("a", 1) },
 		do:   func(w *fixture) error { return w.mgr.Hibernate(w.t.Context(), "a") },

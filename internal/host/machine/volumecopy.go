@@ -102,6 +102,57 @@ func (m *Manager) CreateVolume(ctx context.Context, req volume.Request, from hos
 	return out, err
 }
 
+// KeepCopy makes a volume of a machine's private copy of another, in place of a data disk: the machine goes on writing
+// to it, as its only writer. The file keeps its name in the machine's directory, which the monitor knows, too.
+func (m *Manager) KeepCopy(ctx context.Context, req volume.Request, from hostapi.VolumeID) (
+	v volume.Volume, err error,
+) {
+	if m.deps.Volumes == nil {
+		return v, fmt.Errorf("volume %s: %w", req.ID, errNoVolumes)
+	}
+	op := m.begin("keep")
+	defer func() { err = op.end(ctx, err) }()
+	ctx, mc, err := op.lock(ctx, req.Machine)
+	if err != nil {
+		return v, err
+	}
+	if err := mc.requireState("keep a volume of", running, paused, hibernated); err != nil {
+		return v, err
+	}
+	i := slices.IndexFunc(mc.disks(), func(d disk) bool { return d.kind == diskData && d.volume == from })
+	if i < 0 {
+		return v, fmt.Errorf("machine %s has no copy of volume %s: %w", mc.id, from, hostapi.ErrNotFound)
+	}
+	d := mc.disks()[i]
+	if d.place > 0 || !mc.rec.Persistent || mc.lazy != nil {
+		return v, fmt.Errorf("the copy of volume %s is not in place of a data disk of a persistent machine, or not "+
+			"complete; copy it: %w", from, hostapi.ErrInvalid)
+	}
+	req.Link = d.path
+	if source, err := m.deps.Volumes.Get(from); err == nil { // it may have been deleted
+		req.Base = source.Base
+	}
+	if v, err = m.deps.Volumes.Create(ctx, req); err != nil {
+		return v, err
+	}
+	op.cleanup.Push("remove the volume", func(context.Context) error {
+		return errors.Join(m.deps.Volumes.Detach(v.ID, mc.id, false), m.deps.Volumes.Delete(v.ID))
+	})
+	if err := op.done("link"); err != nil {
+		return v, err
+	}
+	err = m.update(mc, surviveHost, func(in *record) {
+		in.Volumes = append(slices.Clone(in.Volumes), volumeRecord{
+			ID: v.ID, Disk: in.Data[d.index-1].Name, Mount: d.mount, Fence: v.Fence, MiB: v.SizeMiB, Count: v.Count,
+		})
+	})
+	if err != nil {
+		return v, err
+	}
+	op.cleanup.Forget()
+	return v, op.done("record")
+}
+
 // ResizeVolume makes a volume larger, and its file system: at once if its writer runs, otherwise when it is mounted.
 func (m *Manager) ResizeVolume(ctx context.Context, id hostapi.VolumeID, sizeMiB int) (volume.Volume, error) {
 	v, err := m.deps.Volumes.Get(id)

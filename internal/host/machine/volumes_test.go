@@ -382,6 +382,115 @@ func TestDataDiskVolume(t *testing.T) {
 	w.checkEmpty()
 }
 
+// forkWithDataVolume makes machine a with volume d in place of the data disk, with the counter at 1, and its child b.
+func (w *fixture) forkWithDataVolume() {
+	w.t.Helper()
+	snap, err := w.store.Get(base)
+	w.must(err)
+	_, err = w.mgr.CreateVolume(w.t.Context(), volume.Request{
+		ID: "d", From: snap.DiskPaths()[1], Source: machine.DiskSource(base, "data"),
+	}, "", "")
+	w.must(err)
+	_, err = w.mgr.Create(w.t.Context(), machine.CreateRequest{ID: "a", Persistent: true,
+		Volumes: []hostapi.VolumeAttachment{{Volume: "d", Disk: "data", Fence: 1}}}, base, "")
+	w.must(err)
+	w.count("a", 1)
+	got, err := w.mgr.Fork(w.t.Context(), machine.ForkRequest{Parent: "a",
+		Children: []machine.ChildRequest{{ID: "b", Persistent: true}}})
+	w.must(errors.Join(err, got[0].Err))
+}
+
+func (w *fixture) keep() error {
+	_, err := w.mgr.KeepCopy(w.t.Context(), volume.Request{ID: "k", Machine: "b", Fence: 1}, "d")
+	return err
+}
+
+// TestKeepCopy makes a volume of what a child has in place of its parent's volume, while the child runs.
+func TestKeepCopy(t *testing.T) {
+	w := newFixture(t)
+	w.forkWithDataVolume()
+	w.must(w.keep())
+	v := w.volume("k")
+	if v.Machine != "b" || v.Fence != 1 || v.Count != 1 || !v.Dirty || v.SizeMiB != 1 {
+		t.Errorf("the volume is %+v", v)
+	}
+	w.count("b", 2)
+	w.wantCounter("k", 2)
+	w.wantCounter("d", 1)
+	if err := w.keep(); !errors.Is(err, hostapi.ErrNotFound) {
+		t.Errorf("kept again: got %v, want ErrNotFound: it is no copy", err)
+	}
+	resize := func(sizeMiB int) {
+		t.Helper()
+		_, err := w.mgr.ResizeVolume(t.Context(), "k", sizeMiB)
+		w.must(err)
+		mc, err := w.mgr.Get("b")
+		w.must(err)
+		want := []hostapi.AttachedVolume{{Volume: "k", Mount: "/data", SizeMiB: sizeMiB}}
+		if !reflect.DeepEqual(mc.Volumes, want) {
+			t.Errorf("volumes = %+v, want %+v", mc.Volumes, want)
+		}
+	}
+	resize(2)
+	w.restart(nil)
+	w.count("b", 3)
+	w.must(w.mgr.Hibernate(t.Context(), "b"))
+	resize(3)
+	w.destroy("a")
+	_, err := w.mgr.Wake(t.Context(), "b")
+	w.must(err)
+	w.count("b", 4)
+	w.must(w.mgr.Stop(t.Context(), "b"))
+	_, err = w.mgr.Wake(t.Context(), "b")
+	w.must(err)
+	w.count("b", 5)
+	got, err := w.mgr.Fork(t.Context(), machine.ForkRequest{Parent: "b", Children: []machine.ChildRequest{{ID: "c"}}})
+	w.must(errors.Join(err, got[0].Err))
+	w.count("c", 6)
+	_, err = w.mgr.KeepCopy(t.Context(), volume.Request{ID: "l", Machine: "c", Fence: 1}, "k")
+	if !errors.Is(err, hostapi.ErrInvalid) {
+		t.Errorf("of a machine that is not persistent: got %v, want ErrInvalid", err)
+	}
+	w.destroy("c")
+	w.destroy("b")
+	w.wantCounter("k", 5)
+	w.checkEmpty()
+}
+
+// TestKeepCopyAtRest makes a volume of what a child has that sleeps.
+func TestKeepCopyAtRest(t *testing.T) {
+	w := newFixture(t)
+	w.forkWithDataVolume()
+	w.must(w.mgr.Hibernate(t.Context(), "b"))
+	w.must(w.keep())
+	w.restart(nil)
+	_, err := w.mgr.Wake(t.Context(), "b")
+	w.must(err)
+	w.count("b", 2)
+	w.wantCounter("k", 2)
+	w.destroy("a")
+	w.destroy("b")
+	w.checkEmpty()
+}
+
+// TestKeepCopyOfPlace refuses copies that are not in place of a data disk.
+func TestKeepCopyOfPlace(t *testing.T) {
+	w := newFixture(t)
+	w.createWithVolumes()
+	got, err := w.mgr.Fork(t.Context(), machine.ForkRequest{Parent: "a",
+		Children: []machine.ChildRequest{{ID: "b", Persistent: true}}})
+	w.must(errors.Join(err, got[0].Err))
+	for _, of := range []hostapi.VolumeID{"v", "r"} {
+		_, err := w.mgr.KeepCopy(t.Context(), volume.Request{ID: "k", Machine: "b", Fence: 1}, of)
+		if !errors.Is(err, hostapi.ErrInvalid) {
+			t.Errorf("of volume %s: got %v, want ErrInvalid", of, err)
+		}
+	}
+	w.destroy("a")
+	w.destroy("b")
+	w.checkEmpty()
+}
+
 // TestSnapshotsWithoutPlaces checks that machines from old snapshots work, without volumes.
 func TestSnapshotsWithoutPlaces(t *testing.T) {
 	w := newFixture(t)

@@ -1,6 +1,7 @@
 package volume
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -21,6 +22,11 @@ type Request struct {
 	// Fill writes the disk to a file that does not exist, in place of From. It has FillMiB and an ext4 file system.
 	Fill    func(ctx context.Context, path string) error
 	FillMiB int
+	// Link is a file with an ext4 file system that becomes the disk under a second name, in place of From. Machine
+	// writes to it, and stays the volume's writer with Fence.
+	Link    string
+	Machine hostapi.MachineID
+	Fence   uint64
 	// Base is as Volume.Base. With Fill its File is empty, and what Fill wrote is its content.
 	Base   *Base
 	Source string // as Volume.Source
@@ -37,6 +43,9 @@ func (s *Store) Create(ctx context.Context, req Request) (_ Volume, err error) {
 	v := Volume{
 		Version: recordVersion, ID: req.ID, SizeMiB: req.SizeMiB, Frozen: req.Frozen, Dirty: req.Dirty,
 		Source: req.Source, Ephemeral: req.Ephemeral, Group: req.Group, Labels: req.Labels, Created: time.Now().UTC(),
+	}
+	if req.Link != "" {
+		v.Machine, v.Fence, v.Count, v.Dirty = req.Machine, req.Fence, 1, true
 	}
 	if err := v.complete(req); err != nil {
 		return Volume{}, fmt.Errorf("create volume %s: %w", req.ID, err)
@@ -97,10 +106,10 @@ func (v *Volume) complete(req Request) error {
 	if !validID(v.ID) {
 		return fmt.Errorf("the id is not 1 to 64 lower-case letters and digits: %w", hostapi.ErrInvalid)
 	}
-	if req.From != "" || req.Fill != nil {
+	if from := cmp.Or(req.Link, req.From); from != "" || req.Fill != nil {
 		have := req.FillMiB
 		if req.Fill == nil {
-			info, err := os.Stat(req.From)
+			info, err := os.Stat(from)
 			if err != nil {
 				return err
 			}
@@ -141,6 +150,12 @@ func (s *Store) reserve(id hostapi.VolumeID) (draft string, err error) {
 
 // makeDisk makes the disk of a new volume, durably, and returns its base.
 func (s *Store) makeDisk(ctx context.Context, v Volume, req Request, to string) (base *Base, err error) {
+	if req.Link != "" {
+		if err := os.Link(req.Link, to); err != nil {
+			return nil, fmt.Errorf("link the disk: %w", err)
+		}
+		return req.Base, durable.Sync(to)
+	}
 	if req.From == "" && req.Fill == nil {
 		return nil, s.makeEmpty(ctx, v.SizeMiB, to)
 	}

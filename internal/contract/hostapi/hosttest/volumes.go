@@ -108,8 +108,14 @@ func (h *Host) CreateVolume(ctx context.Context, req hostapi.CreateVolume) (host
 		h.mu.Lock()
 		defer h.mu.Unlock()
 		files, sizeMiB, err := h.volumeSource(req)
+		if err == nil && req.Fence != 0 {
+			err = h.checkKeep(req)
+		}
 		if err == nil {
 			made, err = h.addVolume(req, files, sizeMiB)
+		}
+		if err == nil && req.Fence != 0 {
+			made = h.keep(req)
 		}
 		return err
 	})
@@ -144,6 +150,30 @@ func (h *Host) volumeSource(req hostapi.CreateVolume) (map[string]file, int, err
 		return nil, 0, fmt.Errorf("disk %q of template %s: %w", req.Disk, req.Template, hostapi.ErrNotFound)
 	}
 	return map[string]file{}, 0, nil
+}
+
+// checkKeep reports why a private copy cannot become a volume.
+func (h *Host) checkKeep(req hostapi.CreateVolume) error {
+	m := h.machines[req.Machine]
+	at, _ := m.attachment(req.From)
+	inPlace := slices.ContainsFunc(m.Disks, func(d hostapi.DataDisk) bool { return d.Mount == at.Mount })
+	if !at.Private || at.ReadOnly || !inPlace || !m.Persistent {
+		return fmt.Errorf("volume %s of machine %s: %w", req.From, m.ID, hostapi.ErrInvalid)
+	}
+	return nil
+}
+
+// keep makes a machine the writer of the volume that its private copy has become.
+func (h *Host) keep(req hostapi.CreateVolume) hostapi.Volume {
+	m, v := h.machines[req.Machine], h.volumes[req.ID]
+	v.Machine, v.Fence, v.files = m.ID, req.Fence, nil
+	m.Volumes = slices.Clone(m.Volumes)
+	for i := range m.Volumes {
+		if m.Volumes[i].Volume == req.From {
+			m.Volumes[i].Volume, m.Volumes[i].Private = v.ID, false
+		}
+	}
+	return v.Volume
 }
 
 // addVolume adds a volume with these files, made from a source of a size.

@@ -187,7 +187,9 @@ func Names(
 	for _, a := range machine {
 		has := api.SandboxVolume{ID: api.VolumeID(a.Volume), MountPath: a.Mount, ReadOnly: a.ReadOnly,
 			Private: a.Private && !a.ReadOnly, SizeMB: a.SizeMiB}
-		i := slices.IndexFunc(known, func(k api.SandboxVolume) bool { return k.MountPath == a.Mount && k.Name != "" })
+		i := slices.IndexFunc(known, func(k api.SandboxVolume) bool {
+			return k.MountPath == a.Mount && k.Private == has.Private && k.Name != ""
+		})
 		if i >= 0 {
 			has.ID, has.Name = known[i].ID, known[i].Name
 		} else if v, err := tx.VolumeByDisk(ctx, string(a.Volume)); err == nil {
