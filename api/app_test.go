@@ -49,6 +49,8 @@ func TestAppRequests(t *testing.T) {
 		{&api.DeployRequest{GitRef: "-b"}, "git_ref"},
 		{&api.DeployRequest{GitRef: "a..b"}, "git_ref"},
 		{&api.DeployRequest{GitRef: "main", Upload: "upl"}, "upload"},
+		{&api.DeployRequest{Restart: true}, ""},
+		{&api.DeployRequest{Restart: true, GitRef: "main"}, "restart"},
 		{&api.RollbackRequest{}, ""},
 		{&api.RollbackRequest{DeploymentID: "dpl"}, "deployment_id"},
 		{&api.SetVariableRequest{Scope: "every"}, "scope"},

@@ -83,6 +83,9 @@ func (r *DeployRequest) Validate() error {
 	if r.GitRef != "" && r.Upload != "" {
 		return invalid("upload", "git_ref is set too: leave one out")
 	}
+	if r.Restart && r.GitRef+r.Upload != "" {
+		return invalid("restart", "is for what is live: leave git_ref and upload out")
+	}
 	return validateGitRef("git_ref", r.GitRef)
 }
 

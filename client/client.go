@@ -39,6 +39,7 @@ type Client struct {
 	Snapshots *Snapshots
 	Volumes   *Volumes
 	Databases *Databases
+	Apps      *Apps
 	Templates *Templates
 	Tokens    *Tokens
 	Audit     *Audit
@@ -79,7 +80,7 @@ func New(baseURL, key string, opts ...Option) (*Client, error) {
 	}
 	c.Sandboxes, c.Files, c.Snapshots = &Sandboxes{c}, &Files{c}, &Snapshots{c}
 	c.Templates, c.Tokens, c.Workspaces = &Templates{c}, &Tokens{c}, &Workspaces{c}
-	c.Audit, c.Volumes, c.Databases = &Audit{c}, &Volumes{c}, &Databases{c}
+	c.Audit, c.Volumes, c.Databases, c.Apps = &Audit{c}, &Volumes{c}, &Databases{c}, &Apps{c}
 	return c, nil
 }
 

@@ -20,15 +20,15 @@ import (
 
 func TestQuote(t *testing.T) {
 	for _, text := range []string{"", "plain", "two words", "it's", "$HOME `id` \"x\"", "a\nb", "*?[", "é", "-n"} {
-		out, err := exec.CommandContext(t.Context(), "/bin/sh", "-c", "printf %s "+quote(text)).Output()
+		out, err := exec.CommandContext(t.Context(), "/bin/sh", "-c", "printf %s "+cmdutil.Quote(text)).Output()
 		if err != nil || string(out) != text {
-			t.Errorf("a shell reads %s as %q (%v), want %q", quote(text), out, err, text)
+			t.Errorf("a shell reads %s as %q (%v), want %q", cmdutil.Quote(text), out, err, text)
 		}
 	}
-	if got := commandLine([]string{"a b | c"}); got != "a b | c" {
+	if got := cmdutil.CommandLine([]string{"a b | c"}); got != "a b | c" {
 		t.Errorf("one argument becomes %q", got)
 	}
-	if got := commandLine([]string{"echo", "a b"}); got != "echo 'a b'" {
+	if got := cmdutil.CommandLine([]string{"echo", "a b"}); got != "echo 'a b'" {
 		t.Errorf("two arguments become %q", got)
 	}
 }

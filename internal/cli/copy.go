@@ -16,6 +16,7 @@ import (
 
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/client"
+	"github.com/pandastack/pandastack/internal/cli/cmdutil"
 )
 
 func (a *app) sandboxCopy() *cobra.Command {
@@ -118,8 +119,8 @@ func (c *copier) uploadTree(ctx context.Context, from, to string) error {
 		ctx,
 		fmt.Sprintf(
 			"mkdir -p %s && tar -C %s -xf %s; code=$?; rm -f %s; exit $code",
-			quote(to),
-			quote(to),
+			cmdutil.Quote(to),
+			cmdutil.Quote(to),
 			archive,
 			archive,
 		),
@@ -177,7 +178,7 @@ func (c *copier) download(ctx context.Context, stdout io.Writer, from, to string
 
 func (c *copier) downloadTree(ctx context.Context, from, to string) (err error) {
 	archive := "/tmp/.pandastack-" + strings.TrimPrefix(string(api.NewRequestID()), "req") + ".tar"
-	if err := c.sh(ctx, fmt.Sprintf("tar -C %s -cf %s .", quote(from), archive)); err != nil {
+	if err := c.sh(ctx, fmt.Sprintf("tar -C %s -cf %s .", cmdutil.Quote(from), archive)); err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, c.Files.Remove(ctx, c.id, archive, false)) }()

@@ -3,13 +3,13 @@ package cli
 import (
 	"fmt"
 	"io"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/client"
+	"github.com/pandastack/pandastack/internal/cli/cmdutil"
 )
 
 func (a *app) sandboxExec() *cobra.Command {
@@ -41,7 +41,7 @@ func (a *app) sandboxExec() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		req.Cmd, req.TimeoutSeconds = commandLine(args[1:]), timeout.Seconds()
+		req.Cmd, req.TimeoutSeconds = cmdutil.CommandLine(args[1:]), timeout.Seconds()
 		if stdin {
 			data, err := io.ReadAll(a.Stdin)
 			if err != nil {
@@ -90,27 +90,4 @@ func code(n int) error {
 		return nil
 	}
 	return exitCode(n)
-}
-
-// commandLine returns the line for the sandbox's shell: a single argument unchanged, several arguments quoted.
-func commandLine(args []string) string {
-	if len(args) == 1 {
-		return args[0]
-	}
-	quoted := make([]string, len(args))
-	for i, arg := range args {
-		quoted[i] = quote(arg)
-	}
-	return strings.Join(quoted, " ")
-}
-
-// quote returns text as one word of a POSIX shell.
-func quote(text string) string {
-	if text != "" && strings.IndexFunc(text, func(r rune) bool {
-		return !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' ||
-			strings.ContainsRune("_-./=:,+@%", r))
-	}) < 0 {
-		return text
-	}
-	return "'" + strings.ReplaceAll(text, "'", `'\''`) + "'"
 }

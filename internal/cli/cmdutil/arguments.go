@@ -67,3 +67,26 @@ func ExplainArguments(c *cobra.Command) {
 		return fmt.Errorf("wrong number or kind of arguments (%d given); usage: %s", len(args), c.UseLine())
 	}
 }
+
+// CommandLine returns the line for the sandbox's shell: a single argument unchanged, several arguments quoted.
+func CommandLine(args []string) string {
+	if len(args) == 1 {
+		return args[0]
+	}
+	quoted := make([]string, len(args))
+	for i, arg := range args {
+		quoted[i] = Quote(arg)
+	}
+	return strings.Join(quoted, " ")
+}
+
+// Quote returns text as one word of a POSIX shell.
+func Quote(text string) string {
+	if text != "" && strings.IndexFunc(text, func(r rune) bool {
+		return !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' ||
+			strings.ContainsRune("_-./=:,+@%", r))
+	}) < 0 {
+		return text
+	}
+	return "'" + strings.ReplaceAll(text, "'", `'\''`) + "'"
+}

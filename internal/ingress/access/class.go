@@ -31,6 +31,8 @@ var classes = map[Face]map[string]Class{
 		"POST " + box + "/fork-tree": Creates, "POST " + box + "/wake": Creates, "POST " + box + "/start": Creates,
 		"DELETE " + dbs: Deletes, "POST /v1/databases": Creates, "POST " + dbs + "/clone": Creates,
 		"POST " + dbs + "/wake": Creates, "GET " + dbs + "/connection": Reads,
+		"DELETE " + app: Deletes, "POST /v1/apps": Creates, "POST " + app + "/deploys": Creates,
+		"POST " + app + "/rollback": Creates,
 	},
 	E2B: {
 		"DELETE /sandboxes/{id}": Deletes, "POST /sandboxes": Creates, "POST /v2/sandboxes": Creates,

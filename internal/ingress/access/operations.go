@@ -44,7 +44,6 @@ const (
 	E2B         Face = "e2b"         // E2B's control API
 	Agent       Face = "agent"       // E2B's agent, on a port of each sandbox
 	Interpreter Face = "interpreter" // E2B's code interpreter, on a port of each sandbox
-	Git         Face = "git"         // repositories of apps
 )
 
 // NeedOf returns what an operation needs: a pattern of net/http with its method, if it has one. false: it is not
@@ -105,10 +104,6 @@ var operations = map[Face]map[string]Need{
 		"GET /health": Token, "POST /execute": Token, "POST /contexts": Traffic, "GET /contexts": Traffic,
 		"DELETE /contexts/{id}": Traffic, "POST /contexts/{id}/restart": Traffic,
 	},
-	Git: {
-		"GET /git/{app}/info/refs":        files, // to push: as git-receive-pack
-		"POST /git/{app}/git-upload-pack": files, "POST /git/{app}/git-receive-pack": lifecycle,
-	},
 }
 
 const (
@@ -116,6 +111,7 @@ const (
 	snap     = "/v1/snapshots/{snapshot}"
 	vol      = "/v1/volumes/{volume}"
 	dbs      = "/v1/databases/{database}"
+	app      = "/v1/apps/{app}"
 	template = "/v1/templates/{template}"
 	builds   = "/v1/templates/builds"
 )
@@ -169,6 +165,21 @@ var operationsV1 = map[string]Need{
 	"GET " + dbs + "/metrics": read, "GET " + dbs + "/insights": read,
 	"GET " + dbs + "/backups": read, "POST " + dbs + "/backups": lifecycle, "POST " + dbs + "/rehearsals": lifecycle,
 	dbs + "/proxy/{path...}": Broker,
+
+	"POST /v1/apps": lifecycle, "GET /v1/apps": read, "GET " + app: read, "PATCH " + app: lifecycle,
+	"DELETE " + app: lifecycle, "GET " + app + "/stats": read, "POST " + app + "/uploads": lifecycle,
+	"POST " + app + "/deploys": lifecycle, "GET " + app + "/deploys": read,
+	"GET " + app + "/deploys/{deployment}": read, "GET " + app + "/deploys/{deployment}/logs": read,
+	"POST " + app + "/deploys/{deployment}/cancel": lifecycle, "POST " + app + "/rollback": lifecycle,
+	"GET " + app + "/runtime-logs": read, "POST " + app + "/run": exec,
+	"GET " + app + "/env": read, "PUT " + app + "/env/{key}": lifecycle, "DELETE " + app + "/env/{key}": lifecycle,
+	"POST " + app + "/env/import": lifecycle, "GET " + app + "/domains": read, "POST " + app + "/domains": lifecycle,
+	"GET " + app + "/domains/{domain}": read, "DELETE " + app + "/domains/{domain}": lifecycle,
+	app + "/proxy/{path...}": ports,
+	"GET /v1/preview-repos":  read, "POST /v1/preview-repos": lifecycle,
+	"DELETE /v1/preview-repos/{repo}": lifecycle, "GET /v1/repos/{repo}/preview-env": read,
+	"PUT /v1/repos/{repo}/preview-env/{key}": lifecycle, "DELETE /v1/repos/{repo}/preview-env/{key}": lifecycle,
+	"POST /v1/repos/{repo}/preview-env/import": lifecycle,
 
 	"GET " + box + "/ports": read, "POST " + box + "/ports": ports, "DELETE " + box + "/ports/{port}": ports,
 	"GET " + box + "/previews": ports, "DELETE " + box + "/previews": ports,

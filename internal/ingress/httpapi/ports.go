@@ -7,8 +7,14 @@ import (
 	"strings"
 
 	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/internal/ingress/httpapi/appapi"
 	"github.com/pandastack/pandastack/internal/ingress/proxy"
 )
+
+// forwards reports whether the requests of a pattern are forwarded to programs.
+func forwards(pattern string) bool {
+	return pattern == proxyPattern || pattern == previewPattern || pattern == appapi.ProxyPattern
+}
 
 const (
 	proxyPattern   = sandboxPath + "/proxy/{port}/{path...}"
@@ -74,6 +80,13 @@ func splitForwardPath(escaped string) (pattern string, values map[string]string,
 		token, rest, _ := strings.Cut(after, "/")
 		return previewPattern, map[string]string{"token": token}, "/" + rest
 	}
+	if after, ok := strings.CutPrefix(escaped, appapi.Path+"/"); ok {
+		app, after, _ := strings.Cut(after, "/")
+		if rest, ok := strings.CutPrefix(after, "proxy/"); ok {
+			return appapi.ProxyPattern, map[string]string{"app": app}, "/" + rest
+		}
+		return "", nil, ""
+	}
 	after, ok := strings.CutPrefix(escaped, sandboxesPath+"/")
 	if !ok {
 		return "", nil, ""
@@ -89,14 +102,15 @@ func splitForwardPath(escaped string) (pattern string, values map[string]string,
 // serveForwarded serves a request that is forwarded to a program, and reports whether it is one.
 func (s *Server) serveForwarded(w http.ResponseWriter, r *http.Request) bool {
 	pattern, values, _ := splitForwardPath(r.URL.EscapedPath())
-	if pattern == "" {
+	handler := s.raw[pattern]
+	if handler == nil {
 		return false
 	}
 	for name, value := range values {
 		r.SetPathValue(name, value)
 	}
 	r.Pattern = pattern
-	s.raw[pattern].ServeHTTP(w, r)
+	handler.ServeHTTP(w, r)
 	return true
 }
 
@@ -119,11 +133,28 @@ func proxyPort(rq *request) error {
 	if err != nil {
 		return err
 	}
+	r, prefix, err := rq.inner()
+	if err != nil {
+		return err
+	}
+	rq.s.deps.Proxy.Forward(rq.w, r, proxy.Route{
+		Address: proxy.Address{Sandbox: string(id), Port: port},
+		Sandbox: box,
+		Guest:   g,
+		Shared:  true,
+		Prefix:  prefix,
+		Fail:    func(w http.ResponseWriter, r *http.Request, err *api.Error) { rq.s.writeError(w, r, err) },
+	})
+	return nil
+}
+
+// inner returns a request that is forwarded as the program gets it, and what precedes its path.
+func (rq *request) inner() (*http.Request, string, error) {
 	r := rq.r.Clone(rq.r.Context())
 	_, _, rest := splitForwardPath(rq.r.URL.EscapedPath())
 	inner, err := url.ParseRequestURI(rest)
 	if err != nil {
-		return api.Errorf(api.Invalid, "the path behind the port is no path: %w", err)
+		return nil, "", api.Errorf(api.Invalid, "the path that is forwarded is no path: %w", err)
 	}
 	r.URL.Path, r.URL.RawPath = inner.Path, inner.RawPath
 	r.URL.RawQuery = proxy.RemoveParam(rq.r.URL.RawQuery, "access_token")
@@ -131,15 +162,7 @@ func proxyPort(rq *request) error {
 	if list := r.Header.Values("Sec-Websocket-Protocol"); len(list) > 0 {
 		r.Header["Sec-Websocket-Protocol"] = withoutBearer(list)
 	}
-	rq.s.deps.Proxy.Forward(rq.w, r, proxy.Route{
-		Address: proxy.Address{Sandbox: string(id), Port: port},
-		Sandbox: box,
-		Guest:   g,
-		Shared:  true,
-		Prefix:  strings.TrimSuffix(rq.r.URL.EscapedPath(), rest),
-		Fail:    func(w http.ResponseWriter, r *http.Request, err *api.Error) { rq.s.writeError(w, r, err) },
-	})
-	return nil
+	return r, strings.TrimSuffix(rq.r.URL.EscapedPath(), rest), nil
 }
 
 func withoutBearer(list []string) []string {

@@ -90,7 +90,7 @@ func (rt route) muxPattern() string { return strings.TrimSpace(rt.method + " " +
 // checkQuery refuses a query with names that the route does not read, so that a misspelt filter does not select
 // everything. The program behind a port reads the query of a forwarded request, and public routes ignore theirs.
 func (rt route) checkQuery(q url.Values) error {
-	if rt.isPublic() || rt.pattern == proxyPattern {
+	if rt.isPublic() || forwards(rt.pattern) {
 		return nil
 	}
 	for _, name := range slices.Sorted(maps.Keys(q)) {

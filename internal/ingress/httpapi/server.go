@@ -20,6 +20,7 @@ import (
 	"github.com/pandastack/pandastack/internal/control/volume"
 	"github.com/pandastack/pandastack/internal/ingress/access"
 	"github.com/pandastack/pandastack/internal/ingress/httpapi/apimetrics"
+	"github.com/pandastack/pandastack/internal/ingress/httpapi/appapi"
 	"github.com/pandastack/pandastack/internal/ingress/httpapi/bootstats"
 	"github.com/pandastack/pandastack/internal/ingress/httpapi/databaseapi"
 	"github.com/pandastack/pandastack/internal/ingress/httpapi/execstream"
@@ -47,6 +48,7 @@ type Deps struct {
 	Keys         Keys
 	Volumes      *volume.Service        // nil: there are no volumes
 	Databases    databaseapi.API        // empty: there are no databases
+	Apps         appapi.API             // empty: there are no apps, and no routes of apps
 	Proxy        Forwarder              // forwards to ports; nil: the port proxy is unsupported
 	Cells        *repl.Runner           // runs cells of code and may be shared with other APIs; nil: one of its own
 	Previews     Previews               // records previews; nil: they are neither listed nor revoked
@@ -212,11 +214,15 @@ func New(cfg Config, deps Deps) (*Server, error) {
 	if s.spec, err = Spec(cfg.Version); err != nil {
 		return nil, err
 	}
-	for _, rt := range routes() {
+	all := routes()
+	if deps.Apps.Apps != nil {
+		all = append(all, appRoutes()...)
+	}
+	for _, rt := range all {
 		if rt.need == "" {
 			return nil, fmt.Errorf("httpapi: %s is not in the table of operations", rt.muxPattern())
 		}
-		if rt.pattern == proxyPattern || rt.pattern == previewPattern {
+		if forwards(rt.pattern) {
 			s.raw[rt.pattern] = s.serve(rt)
 			continue
 		}

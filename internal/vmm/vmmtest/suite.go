@@ -44,7 +44,6 @@ func Cases() []Case {
 		{"wrong_order", testWrongOrder},
 		{"usage", testUsage},
 		{"two_disks", testTwoDisks},
-		{"swap_before_load", testSwapBeforeLoad},
 	}
 }
 

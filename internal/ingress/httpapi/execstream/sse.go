@@ -65,6 +65,14 @@ func (s *SSE) Raw(name, data string) error {
 	return s.write("event: " + name + "\ndata: " + data + "\n\n")
 }
 
+// Text sends one event without a name. It has an id unless that is empty. data is a single line, sent as it is.
+func (s *SSE) Text(id, data string) error {
+	if id != "" {
+		id = "id: " + id + "\n"
+	}
+	return s.write(id + "data: " + data + "\n\n")
+}
+
 // ID sends one event with an id, which an EventSource sends back when it reconnects.
 func (s *SSE) ID(id, name string, data any) error {
 	text, err := oneLine(data)
