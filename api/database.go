@@ -39,7 +39,7 @@ const (
 	DatabaseProvisioning DatabaseStatus = "provisioning"
 	DatabaseRunning      DatabaseStatus = "running"
 	DatabaseHibernated   DatabaseStatus = "hibernated" // the next connection wakes it
-	DatabaseRestoring    DatabaseStatus = "restoring"  // its server is being replaced from its backups
+	DatabaseRestoring    DatabaseStatus = "restoring"  // its server is being replaced
 	DatabaseFailed       DatabaseStatus = "failed"
 )
 
@@ -280,6 +280,11 @@ func (r *CloneDatabaseRequest) Validate() error {
 		return invalid("target_name", "has %d bytes: names of restore points have at most 63", len(r.TargetName))
 	}
 	return nil
+}
+
+// ResetDatabaseRequest gives a branch what its database has: POST /v1/databases/{id}/reset.
+type ResetDatabaseRequest struct {
+	TargetTime *time.Time `json:"target_time,omitempty" doc:"What the database had then; what it has now if absent."`
 }
 
 // FailoverRequest asks for another server of a database: POST /v1/databases/{id}/failover.

@@ -66,6 +66,28 @@ func (d *Databases) WaitUntilRunning(ctx context.Context, id api.DatabaseID) (ap
 	}
 }
 
+// WaitWhileRestoring waits until the server of a database has been replaced.
+//
+// If it was not, the error says why, with the code wrong_state.
+func (d *Databases) WaitWhileRestoring(ctx context.Context, id api.DatabaseID) (api.Database, error) {
+	for pause := firstDatabasePause; ; pause = min(2*pause, maxDatabasePause) {
+		db, err := d.Get(ctx, id)
+		switch {
+		case err != nil:
+			return db, err
+		case db.Status != api.DatabaseRestoring && db.Error != "":
+			return db, api.Errorf(api.WrongState, "database %s: %s", id, db.Error)
+		case db.Status != api.DatabaseRestoring:
+			return db, nil
+		}
+		select {
+		case <-ctx.Done():
+			return db, api.AsError(context.Cause(ctx))
+		case <-time.After(pause):
+		}
+	}
+}
+
 // Connection returns how to connect to a database.
 func (d *Databases) Connection(ctx context.Context, id api.DatabaseID) (api.DatabaseConnection, error) {
 	var out api.DatabaseConnection
@@ -104,6 +126,11 @@ func (d *Databases) Suspend(ctx context.Context, id api.DatabaseID) (api.Databas
 // Clone begins to branch a database, as it is now or was at a moment of the past.
 func (d *Databases) Clone(ctx context.Context, id api.DatabaseID, req api.CloneDatabaseRequest) (api.Database, error) {
 	return d.call(ctx, post(databasePath(id, "clone"), req))
+}
+
+// Reset begins to give a branch what its database has. Its id, URL and credentials stay.
+func (d *Databases) Reset(ctx context.Context, id api.DatabaseID, req api.ResetDatabaseRequest) (api.Database, error) {
+	return d.call(ctx, post(databasePath(id, "reset"), req))
 }
 
 // Failover replaces the server of a database.

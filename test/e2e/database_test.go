@@ -193,6 +193,15 @@ func TestDatabases(t *testing.T) {
 		t.Errorf("woken, the branch has %q", got)
 	}
 	_ = branch.Close(t.Context())
+	began = time.Now()
+	c.call("POST", "/v1/databases/"+string(b.ID)+"/reset", map[string]string{}, &b, http.StatusAccepted)
+	b = c.running(b.ID)
+	branch = c.connect(b.ConnectionURL)
+	if got := c.rows(branch); !slices.Equal(got, []string{"one", "two"}) {
+		t.Errorf("after a reset the branch has %q", got)
+	}
+	t.Logf("reset to the first query: %v", time.Since(began))
+	_ = branch.Close(t.Context())
 	if got := c.rows(conn); !slices.Equal(got, []string{"one", "two"}) {
 		t.Errorf("after a change of the branch it has %q", got)
 	}

@@ -87,6 +87,9 @@ func TestCalls(t *testing.T) {
 		{"suspend dbs1", []any{running}, "POST /v1/databases/dbs1/suspend", "dbs1"},
 		{"wake dbs1", []any{accepted, running}, "POST /v1/databases/dbs1/wake, GET /v1/databases/dbs1", "running"},
 		{"rotate dbs1", []any{running}, "POST /v1/databases/dbs1/reset-credentials", "postgres://"},
+		{"reset dbs1 --at 2026-01-02T03:04:05Z", []any{api.Database{ID: "dbs1", Status: "restoring"}, running},
+			`POST /v1/databases/dbs1/reset {"target_time":"2026-01-02T03:04:05Z"}, GET /v1/databases/dbs1`, "running"},
+		{"reset dbs1 --detach", []any{running}, "POST /v1/databases/dbs1/reset {}", "dbs1"},
 		{"failover dbs1 --force", []any{running}, `POST /v1/databases/dbs1/failover {"force":true}`, "dbs1"},
 		{"backups dbs1", []any{api.DatabaseBackups{
 			Relay: &api.DatabaseRelay{State: "spool_full", UploadError: "the bucket is gone",

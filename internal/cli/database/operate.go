@@ -168,6 +168,37 @@ func rotate(f *cmdutil.Factory) *cobra.Command {
 	})
 }
 
+func reset(f *cmdutil.Factory) *cobra.Command {
+	var at string
+	var detach bool
+	c := &cobra.Command{
+		Use:     "reset ID",
+		Short:   "Give a branch what its database has; what the branch has is lost, its id and URL stay",
+		Example: "  pandastack db reset dbs...\n  pandastack db reset dbs... --at 10m",
+	}
+	c.Flags().StringVar(&at, "at", "", "time: RFC 3339, or how long ago, such as 10m (default now)")
+	c.Flags().BoolVar(&detach, "detach", false, "do not wait")
+	return run(f, c, func(ctx context.Context, d *client.Databases, id api.DatabaseID) error {
+		var when api.CloneDatabaseRequest
+		if err := (&moment{at: at}).set(&when, time.Now()); err != nil {
+			return err
+		}
+		db, err := d.Reset(ctx, id, api.ResetDatabaseRequest{TargetTime: when.TargetTime})
+		if err == nil && !detach {
+			db, err = waitReplaced(ctx, d, id)
+		}
+		return changed(f, db, err)
+	})
+}
+
+// waitReplaced waits until the server of a database has been replaced.
+func waitReplaced(ctx context.Context, d *client.Databases, id api.DatabaseID) (api.Database, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, waitLimit, api.Errorf(api.Timeout,
+		"database %s has no new server after %v", id, waitLimit))
+	defer cancel()
+	return d.WaitWhileRestoring(ctx, id)
+}
+
 func failover(f *cmdutil.Factory) *cobra.Command {
 	var force bool
 	c := &cobra.Command{Use: "failover ID", Short: "Replace the server of a database; its id and URL stay"}

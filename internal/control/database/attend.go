@@ -150,7 +150,7 @@ func (s *Service) Delete(ctx context.Context, p auth.Principal, id api.DatabaseI
 	row, err := s.find(ctx, p, id)
 	if err == nil {
 		err = s.db.Write(ctx, "database delete check", func(ctx context.Context, tx *store.Tx) error {
-			return checkDelete(ctx, tx, &row)
+			return checkBranching(ctx, tx, &row)
 		})
 	}
 	if err != nil {
@@ -186,8 +186,8 @@ func (s *Service) interrupt(ctx context.Context, id string) (context.Context, fu
 	}
 }
 
-// checkDelete refuses the deletion of a database that a branch is made from.
-func checkDelete(ctx context.Context, tx *store.Tx, row *store.Database) error {
+// checkBranching refuses the deletion or the reset of a database that a branch is made from.
+func checkBranching(ctx context.Context, tx *store.Tx, row *store.Database) error {
 	making, err := tx.Databases(ctx, store.DatabaseQuery{ClonedFrom: row.ID, State: store.DatabaseCreating})
 	if err != nil || len(making) == 0 {
 		return err
@@ -199,7 +199,7 @@ func checkDelete(ctx context.Context, tx *store.Tx, row *store.Database) error {
 // beginDelete writes that a database is to be removed. The lock is held.
 func (s *Service) beginDelete(ctx context.Context, row *store.Database) error {
 	return s.db.Write(ctx, "database delete begin", func(ctx context.Context, tx *store.Tx) error {
-		if err := checkDelete(ctx, tx, row); err != nil {
+		if err := checkBranching(ctx, tx, row); err != nil {
 			return err
 		}
 		was := row.State

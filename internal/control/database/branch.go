@@ -9,16 +9,18 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/internal/contract/guestapi"
 	"github.com/pandastack/pandastack/internal/control/auth"
 	"github.com/pandastack/pandastack/internal/control/database/server"
 	"github.com/pandastack/pandastack/internal/control/quota"
 	"github.com/pandastack/pandastack/internal/control/store"
 )
 
-// origin is what a branch that is being made is made of, or the server that a failover replaces, as the row has it.
+// origin is what a branch that is being made is made of, or the server that a failover or a reset replaces, as the row
+// has it.
 type origin struct {
-	Database string  `json:"database,omitempty"`
-	Moment   *moment `json:"moment,omitempty"` // of the past; nil: what the database has now
+	Database string  `json:"database,omitempty"` // "": its own backups, of a failover
+	Moment   *moment `json:"moment,omitempty"`   // of the past; nil: what the database has now
 
 	Replaces  string `json:"replaces,omitempty"`  // id of the server
 	Unapplied bool   `json:"unapplied,omitempty"` // the server lacks the credentials of the row
@@ -114,43 +116,69 @@ func (s *Service) makeBranch(ctx context.Context, row *store.Database) error {
 	if from.Moment != nil {
 		return s.makePast(ctx, row, from)
 	}
-	parent, err := s.db.Read().Database(ctx, from.Database)
+	g, m, _, err := s.fork(ctx, row, from.Database)
 	if err != nil {
 		return err
 	}
+	return s.commitBranch(ctx, row, g, &m)
+}
+
+// commitBranch begins the backups of a branch if its commits wait for them, and writes that it is ready.
+func (s *Service) commitBranch(
+	ctx context.Context,
+	row *store.Database,
+	g guestapi.Guest,
+	m *store.DatabaseMember,
+) error {
+	if row.Durability == string(api.DurabilitySync) {
+		if err := s.beginBackups(ctx, row, g); err != nil {
+			return err
+		}
+	}
+	return s.commit(ctx, *row, row, m)
+}
+
+// fork makes a machine for a branch with what its database has now, and the credentials of the branch.
+func (s *Service) fork(
+	ctx context.Context,
+	row *store.Database,
+	of string,
+) (g guestapi.Guest, m store.DatabaseMember, parent store.Database, err error) {
+	if parent, err = s.db.Read().Database(ctx, of); err != nil {
+		return g, m, parent, err
+	}
 	release, err := s.acquire(ctx, api.DatabaseID(parent.ID))
 	if err != nil {
-		return err
+		return g, m, parent, err
 	}
 	defer release()
 	source, err := s.serverOf(ctx, &parent)
 	if err != nil {
-		return err
+		return g, m, parent, err
 	}
 	// The branch recovers nothing, and what it has to write later is little.
 	err = server.Use(ctx, source.guest, server.Maintained, func(conn *pgx.Conn) error {
 		return server.Checkpoint(ctx, conn)
 	})
 	if err != nil {
-		return serverError(err)
+		return g, m, parent, serverError(err)
 	}
 	forked, err := s.boxes.Fork(ctx, as(&parent), source.sandbox, api.ForkRequest{
 		Count: 1, Persistent: new(true), Metadata: map[string]string{forkKey: row.ID},
 	})
 	if err != nil {
-		return err
+		return g, m, parent, err
 	}
 	child := forked.Children[0].ID
 	if err := s.boxes.SetOwner(ctx, as(&parent), child, owner(row)); err != nil {
-		return err
+		return g, m, parent, err
 	}
 	v, err := s.volumes.Keep(ctx, as(row), owner(row), child)
 	if err != nil {
-		return err
+		return g, m, parent, err
 	}
-	g, err := s.boxes.Guest(ctx, as(row), child)
-	if err != nil {
-		return err
+	if g, err = s.boxes.Guest(ctx, as(row), child); err != nil {
+		return g, m, parent, err
 	}
 	err = server.Use(ctx, g, server.Maintained, func(conn *pgx.Conn) error {
 		if err := server.EndSessions(ctx, conn); err != nil { // of clients of the database
@@ -159,18 +187,13 @@ func (s *Service) makeBranch(ctx context.Context, row *store.Database) error {
 		return server.SetVerifier(ctx, conn, RoleName, row.Verifier)
 	})
 	if err != nil {
-		return serverError(err)
+		return g, m, parent, serverError(err)
 	}
-	if row.Durability == string(api.DurabilitySync) {
-		if err := s.beginBackups(ctx, row, g); err != nil {
-			return err
-		}
-	}
-	m := store.DatabaseMember{
+	m = store.DatabaseMember{
 		ID: string(child), Database: row.ID, Role: store.MemberPrimary, State: store.MemberReady,
 		Sandbox: string(child), Volume: string(v.ID), Timeline: 1, Created: store.Micros(time.Now()),
 	}
-	return s.commit(ctx, *row, row, &m)
+	return g, m, parent, nil
 }
 
 // clearForks removes the forks for a branch that still belong to its database.

@@ -53,20 +53,31 @@ func (s *Service) Failover(
 	if err != nil {
 		return api.Database{}, api.AsError(err)
 	}
-	begun, err := json.Marshal(origin{Replaces: m.ID, Unapplied: row.Instance != ""})
+	return s.beginReplace(ctx, &row, origin{Replaces: m.ID})
+}
+
+// beginReplace writes that the server of a database that is ready is to be replaced. Run does it.
+func (s *Service) beginReplace(ctx context.Context, row *store.Database, from origin) (api.Database, error) {
+	from.Unapplied = row.Instance != ""
+	begun, err := json.Marshal(from)
 	if err != nil {
 		return api.Database{}, api.AsError(err)
 	}
 	row.State, row.Instance, row.Origin = store.DatabaseRestoring, s.instance, string(begun)
 	row.Error, row.Changed = "", store.Micros(time.Now())
 	err = s.db.Write(ctx, "database failover", func(ctx context.Context, tx *store.Tx) error {
-		return tx.UpdateDatabase(ctx, &row, store.DatabaseReady, "state", "instance", "origin", "error", "changed")
+		if from.Database != "" {
+			if err := checkBranching(ctx, tx, row); err != nil {
+				return err
+			}
+		}
+		return tx.UpdateDatabase(ctx, row, store.DatabaseReady, "state", "instance", "origin", "error", "changed")
 	})
 	if err != nil {
 		return api.Database{}, api.AsError(err)
 	}
 	s.poke()
-	return s.show(ctx, &row)
+	return s.show(ctx, row)
 }
 
 // checkFailover refuses to replace a server that responds, or by one that lacks commits, unless that is forced; and
@@ -148,11 +159,16 @@ func (s *Service) failover(ctx context.Context, row *store.Database) error {
 		return err
 	}
 	if m.ID == from.Replaces {
-		if err := s.replace(ctx, row, &m); err != nil {
+		if err := s.replace(ctx, row, from, &m); err != nil {
 			return s.undoFailover(ctx, row, &m, from, err)
 		}
 	}
 	// From here on the log goes on in the new server: there is no way back.
+	if from.Database != "" { // it is another log than that of the backups
+		if err := s.removeBackups(ctx, row); err != nil {
+			return err
+		}
+	}
 	if _, err := s.runLocked(ctx, row); err != nil {
 		return err
 	}
@@ -175,45 +191,28 @@ func (s *Service) failover(ctx context.Context, row *store.Database) error {
 	return s.dropReplaced(ctx, row)
 }
 
-// replace makes a new server with everything that the backups of a database have, and makes it the primary in place of
-// old.
-func (s *Service) replace(ctx context.Context, row *store.Database, old *store.DatabaseMember) error {
+// replace makes a new server with everything that the backups of a database have, or with what the database has that it
+// is a branch of, and makes it the primary in place of old.
+func (s *Service) replace(ctx context.Context, row *store.Database, from origin, old *store.DatabaseMember) error {
 	if err := s.fence(ctx, row, old); err != nil {
 		return err
 	}
-	if err := s.sweep(ctx, row, old); err != nil { // of an earlier attempt
+	if err := s.clearForks(ctx, row); err != nil { // of an earlier attempt
 		return err
 	}
-	size, err := s.storageOf(ctx, row, old)
+	if err := s.sweep(ctx, row, old); err != nil {
+		return err
+	}
+	var m store.DatabaseMember
+	var err error
+	if from.Database == "" {
+		m, err = s.restoreNew(ctx, row, old)
+	} else {
+		m, err = s.copyParent(ctx, row, from)
+	}
 	if err != nil {
 		return err
 	}
-	g, m, _, err := s.makeMachine(ctx, row)
-	if err != nil {
-		return err
-	}
-	if err := s.growTo(ctx, row, &m, size); err != nil {
-		return err
-	}
-	_, err = s.backups.Restore(ctx, backup.RestoreRequest{
-		From: row.ID, Target: backup.Target{Variant: row.Variant, Collation: row.Collation},
-		Into: backup.GuestServer{Guest: g},
-	})
-	if err != nil {
-		return restoreError(err)
-	}
-	err = server.Use(ctx, g, server.Maintained, func(conn *pgx.Conn) error {
-		return server.SetVerifier(ctx, conn, RoleName, row.Verifier)
-	})
-	if err != nil {
-		return serverError(err)
-	}
-	facts, err := server.ReadFacts(ctx, g)
-	if err != nil {
-		return serverError(err)
-	}
-	m.Timeline = old.Timeline + 1
-	row.Version, row.Variant, row.Collation = facts.Version, facts.Variant, facts.Collation
 	return s.db.Write(ctx, "database failover switch", func(ctx context.Context, tx *store.Tx) error {
 		if err := tx.DeleteDatabaseMember(ctx, old.ID); err != nil {
 			return err
@@ -221,8 +220,53 @@ func (s *Service) replace(ctx context.Context, row *store.Database, old *store.D
 		if err := tx.InsertDatabaseMember(ctx, &m); err != nil {
 			return err
 		}
-		return tx.UpdateDatabase(ctx, row, store.DatabaseRestoring, "version", "variant", "collation_version")
+		if from.Database != "" { // the roles are others
+			if err := tx.SetDatabaseRoles(ctx, row.ID, nil); err != nil {
+				return err
+			}
+		}
+		return tx.UpdateDatabase(ctx, row, store.DatabaseRestoring, "version", "variant", "collation_version",
+			"extensions", "template")
 	})
+}
+
+// restoreNew makes a new server with everything that the backups of a database have.
+func (s *Service) restoreNew(
+	ctx context.Context,
+	row *store.Database,
+	old *store.DatabaseMember,
+) (m store.DatabaseMember, err error) {
+	size, err := s.storageOf(ctx, row, old)
+	if err != nil {
+		return m, err
+	}
+	g, m, _, err := s.makeMachine(ctx, row)
+	if err != nil {
+		return m, err
+	}
+	if err := s.growTo(ctx, row, &m, size); err != nil {
+		return m, err
+	}
+	_, err = s.backups.Restore(ctx, backup.RestoreRequest{
+		From: row.ID, Target: backup.Target{Variant: row.Variant, Collation: row.Collation},
+		Into: backup.GuestServer{Guest: g},
+	})
+	if err != nil {
+		return m, restoreError(err)
+	}
+	err = server.Use(ctx, g, server.Maintained, func(conn *pgx.Conn) error {
+		return server.SetVerifier(ctx, conn, RoleName, row.Verifier)
+	})
+	if err != nil {
+		return m, serverError(err)
+	}
+	facts, err := server.ReadFacts(ctx, g)
+	if err != nil {
+		return m, serverError(err)
+	}
+	m.Timeline = old.Timeline + 1
+	row.Version, row.Variant, row.Collation = facts.Version, facts.Variant, facts.Collation
+	return m, nil
 }
 
 // fence ends every way in which the server of a database can take writes. Its machine sleeps afterwards, and only what
@@ -280,6 +324,9 @@ func (s *Service) quiesce(ctx context.Context, row *store.Database, box api.Sand
 	}
 	if err := s.saveRoles(ctx, row, roles); err != nil {
 		return err
+	}
+	if s.backups == nil {
+		return nil
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, s.cfg.FlushTimeout, errors.New("the log was not archived in time"))
 	defer cancel()
@@ -377,7 +424,7 @@ func (s *Service) undoFailover(
 	if err != nil || now.ID != old.ID {
 		return errors.Join(cause, err) // it was replaced, although the commit failed: it is continued later
 	}
-	if err := s.sweep(ctx, row, old); err != nil {
+	if err := errors.Join(s.clearForks(ctx, row), s.sweep(ctx, row, old)); err != nil {
 		return errors.Join(cause, err) // it is tried again from the beginning
 	}
 	s.log.Warn("the server of a database could not be replaced", "database", row.ID, "err", cause)
@@ -385,7 +432,7 @@ func (s *Service) undoFailover(
 	if from.Unapplied {
 		row.Instance = s.instance
 	}
-	row.Error, row.Changed = "the failover failed: "+api.AsError(cause).Message, store.Micros(time.Now())
+	row.Error, row.Changed = from.verb()+" failed: "+api.AsError(cause).Message, store.Micros(time.Now())
 	return s.db.Write(ctx, "database failover undone", func(ctx context.Context, tx *store.Tx) error {
 		return tx.UpdateDatabase(ctx, row, store.DatabaseRestoring, "state", "instance", "origin", "error", "changed")
 	})
@@ -425,7 +472,7 @@ func (s *Service) viewFailover(ctx context.Context, row *store.Database, out *ap
 	eta := failoverBase + int(stored/failoverBytes)
 	switch row.State {
 	case store.DatabaseRestoring:
-		out.FailoverReason, out.FailoverETASeconds = "a failover is under way", eta
+		out.FailoverReason, out.FailoverETASeconds = "its server is being replaced", eta
 		return nil
 	case store.DatabaseReady:
 	default:

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/internal/contract/guestapi"
 	"github.com/pandastack/pandastack/internal/control/database/backup"
 	"github.com/pandastack/pandastack/internal/control/database/server"
 	"github.com/pandastack/pandastack/internal/control/store"
@@ -65,50 +66,57 @@ func (s *Service) checkPast(ctx context.Context, parent *store.Database) error {
 		"made", parent.ID)
 }
 
-// makePast makes the machine of a branch of the past: a new one, whose server gets the data directory of the moment.
+// makePast makes the machine of a branch of the past.
 func (s *Service) makePast(ctx context.Context, row *store.Database, from origin) error {
-	parent, err := s.db.Read().Database(ctx, from.Database)
+	g, m, _, err := s.past(ctx, row, from)
 	if err != nil {
 		return err
+	}
+	return s.commitBranch(ctx, row, g, &m)
+}
+
+// past makes a machine for a branch, whose server gets the data directory that its database had at a moment, and the
+// credentials of the branch.
+func (s *Service) past(
+	ctx context.Context,
+	row *store.Database,
+	from origin,
+) (g guestapi.Guest, m store.DatabaseMember, parent store.Database, err error) {
+	if parent, err = s.db.Read().Database(ctx, from.Database); err != nil {
+		return g, m, parent, err
 	}
 	target := from.Moment.target()
 	target.Variant, target.Collation = parent.Variant, parent.Collation
 	if target.CoveredUntil, err = s.covered(ctx, &parent); err != nil {
-		return err
+		return g, m, parent, err
 	}
 	source, err := s.primary(ctx, parent.ID)
 	if err != nil {
-		return err
+		return g, m, parent, err
 	}
 	size, err := s.storageOf(ctx, &parent, &source)
 	if err != nil {
-		return err
+		return g, m, parent, err
 	}
-	g, m, _, err := s.makeMachine(ctx, row)
-	if err != nil {
-		return err
+	if g, m, _, err = s.makeMachine(ctx, row); err != nil {
+		return g, m, parent, err
 	}
 	if err := s.growTo(ctx, row, &m, size); err != nil {
-		return err
+		return g, m, parent, err
 	}
 	_, err = s.backups.Restore(ctx, backup.RestoreRequest{
 		From: parent.ID, Target: target, Into: backup.GuestServer{Guest: g},
 	})
 	if err != nil {
-		return restoreError(err)
+		return g, m, parent, restoreError(err)
 	}
 	err = server.Use(ctx, g, server.Maintained, func(conn *pgx.Conn) error {
 		return server.SetVerifier(ctx, conn, RoleName, row.Verifier)
 	})
 	if err != nil {
-		return serverError(err)
+		return g, m, parent, serverError(err)
 	}
-	if row.Durability == string(api.DurabilitySync) {
-		if err := s.beginBackups(ctx, row, g); err != nil {
-			return err
-		}
-	}
-	return s.commit(ctx, *row, row, &m)
+	return g, m, parent, nil
 }
 
 // covered returns a time up to which nothing is missing in the archive of a database: now, if it sleeps since all of

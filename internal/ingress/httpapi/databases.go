@@ -32,6 +32,8 @@ func databaseRoutes() []route {
 			jsonOut(200, onDatabase(dbs.Databases.Suspend))),
 		post(databasePath+"/clone", "Begin to branch a database, as it is now or was at a moment of the past",
 			jsonInOut(202, onDatabaseIn(dbs.Databases.Clone))),
+		post(databasePath+"/reset", "Begin to give a branch what its database has; its id, URL and credentials stay",
+			jsonInOut(202, onDatabaseIn(dbs.Databases.Reset))),
 		post(databasePath+"/failover", "Replace the server of a database; 202 if that continues",
 			jsonInOut(200, failover)),
 		post(databasePath+"/reset-credentials", "Replace the password and the broker token of a database",

@@ -142,6 +142,19 @@ func (f *fakeDatabases) Clone(
 	return f.on(p, id, "clone", at)
 }
 
+func (f *fakeDatabases) Reset(
+	_ context.Context,
+	p auth.Principal,
+	id api.DatabaseID,
+	req api.ResetDatabaseRequest,
+) (api.Database, error) {
+	at := ""
+	if req.TargetTime != nil {
+		at = req.TargetTime.Format(time.RFC3339)
+	}
+	return f.on(p, id, "reset to", at)
+}
+
 func (f *fakeDatabases) Failover(
 	_ context.Context,
 	p auth.Principal,
@@ -251,6 +264,8 @@ func TestDatabases(t *testing.T) {
 		{"POST", path + "/suspend", "", 200, "suspend", `"id"`},
 		{"POST", path + "/clone", `{"target_time":"2026-01-02T03:04:05Z"}`, 202, "clone 2026-01-02T03:04:05Z", `"id"`},
 		{"POST", path + "/clone", "", 202, "clone", `"id"`},
+		{"POST", path + "/reset", `{"target_time":"2026-01-02T03:04:05Z"}`, 202, "reset to 2026-01-02T03:04:05Z",
+			`"id"`},
 		{"POST", path + "/failover", "", 200, "failover false", `"id"`},
 		{"POST", path + "/failover", `{"force":true}`, 200, "failover true", `"id"`},
 		{"POST", path + "/reset-credentials", "", 200, "reset", `"password":"secret"`},
@@ -345,6 +360,7 @@ func TestDatabaseRequestsAreChecked(t *testing.T) {
 		{"PATCH", path, `{"networks":["all"]}`, "networks"},
 		{"POST", path + "/clone", `{"target_xid":7,"target_name":"a"}`, "target_time"},
 		{"POST", path + "/failover", `{"forced":true}`, "forced"},
+		{"POST", path + "/reset", `{"to":"now"}`, "to"},
 		{"GET", path + "/logs?lines=0", "", "lines"},
 		{"GET", path + "/logs?lines=10001", "", "lines"},
 		{"GET", path + "/insights?limit=101", "", "limit"},

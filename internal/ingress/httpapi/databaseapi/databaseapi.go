@@ -31,6 +31,7 @@ type Databases interface {
 	) (api.Database, error)
 	ResetCredentials(ctx context.Context, p auth.Principal, id api.DatabaseID) (api.Database, error)
 	Clone(ctx context.Context, p auth.Principal, id api.DatabaseID, req api.CloneDatabaseRequest) (api.Database, error)
+	Reset(ctx context.Context, p auth.Principal, id api.DatabaseID, req api.ResetDatabaseRequest) (api.Database, error)
 	Failover(ctx context.Context, p auth.Principal, id api.DatabaseID, req api.FailoverRequest) (api.Database, error)
 	Backups(ctx context.Context, p auth.Principal, id api.DatabaseID) (api.DatabaseBackups, error)
 	BackUp(ctx context.Context, p auth.Principal, id api.DatabaseID) (api.DatabaseAccepted, error)
