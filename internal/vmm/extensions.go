@@ -66,11 +66,12 @@ type Halter interface {
 	Halt(ctx context.Context) error
 }
 
-// DiskSwapper is a Machine whose disks can be replaced by others while its guest runs.
+// DiskSwapper is a Machine whose disks can be replaced, before its guest runs and while it does.
 type DiskSwapper interface {
-	// SwapDisk replaces disk n of a machine that was loaded, and announces the size of the new one to the guest, which
-	// must not use the old one any more. After an error the machine has one of the two, and the call can be repeated
-	// with either.
+	// SwapDisk replaces disk n. Before Load the new one is the disk of the machine as if it had been in its Spec.
+	// Afterwards its size is announced to the guest, which must not use the old one any more; after an error the
+	// machine has one of the two, and the call can be repeated with either. A monitor whose disk could not be replaced
+	// before Load must not be loaded.
 	SwapDisk(ctx context.Context, n int, disk Disk) error
 }
 

@@ -53,6 +53,7 @@ func TestDataDisk(t *testing.T) {
 }
 
 // TestGrownDataDisk grows a volume in place of a data disk while a machine writes to it: its file system grows, too.
+// When the machine ends the volume is unmounted, although a program uses it.
 func TestGrownDataDisk(t *testing.T) {
 	l := host(t)
 	if err := l.Bake(t.Context(), withDataDisk); err != nil {
@@ -77,5 +78,9 @@ func TestGrownDataDisk(t *testing.T) {
 		t.Errorf("the file system has %d MiB, and had %d before its volume grew from %d to %d MiB", after, before,
 			v.SizeMiB, 2*v.SizeMiB)
 	}
+	l.run(t, "grown0", "cd /data && echo kept > kept && (exec 3>>kept; sleep 600) >/dev/null 2>&1 &")
 	destroy(t, "grown0")
+	if v, err := l.GetVolume(t.Context(), v.ID); err != nil || v.Machine != "" || v.Dirty {
+		t.Errorf("volume after its machine = %+v, %v; want it detached and clean", v, err)
+	}
 }

@@ -96,7 +96,7 @@ func (m *Manager) Do(req guestapi.VolumeRequest) (guestapi.VolumeReport, error) 
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	one, ok := m.mounted[req.Volume.Disk]
-	if !ok && (req.Action == guestapi.VolumeSync || req.Action == guestapi.VolumeGrow) {
+	if !ok && req.Action != guestapi.VolumeMountAt && req.Action != guestapi.VolumeLastCheck {
 		one, ok = mountedElse(req.Volume.Disk)
 	}
 	if !ok {

@@ -47,6 +47,7 @@ var stepFuncs = map[step]func(*launch, context.Context) error{
 	stepSlot:      (*launch).acquireSlot,
 	stepCgroup:    (*launch).createCgroup,
 	stepAttach:    (*launch).attachVolumes,
+	stepSwap:      (*launch).swapDisks,
 	stepDisks:     (*launch).makeDisks,
 	stepStream:    func(l *launch, ctx context.Context) error { return l.m.attachLazy(ctx, l.op, l.mc, l.snap) },
 	stepPrepare:   (*launch).prepare,
@@ -185,6 +186,39 @@ func (l *launch) adopt(context.Context) error {
 		mc.rec.Slot, mc.rec.MAC = from.rec.Slot, from.rec.MAC
 	})
 	return l.m.writeRecord(mc, surviveProcess, mc.rec)
+}
+
+// swapDisks gives an adopted monitor the disks of the machine that are not those of its warm monitor: volumes, and
+// disks whose flushes reach the medium. The monitor ends before volumes are detached if the start fails.
+func (l *launch) swapDisks(ctx context.Context) error {
+	m, mc := l.m, l.mc
+	l.attachMonitor(mc.vm)
+	rate := diskRate(mc.rec.Limits.ClampTo(m.cfg.Limits))
+	had := l.warm.mc.diskSpecs(rate)
+	for n, disk := range mc.diskSpecs(rate) {
+		if disk == had[n] {
+			continue
+		}
+		vm, ok := mc.vm.(vmm.DiskSwapper)
+		if !ok {
+			return unsupported("replace the disks of a prepared machine", m.deps.Driver.Capabilities())
+		}
+		if err := m.chown(mc, disk.Path); err != nil {
+			return fmt.Errorf("change the owner of disk %d: %w", n, err)
+		}
+		if err := vm.SwapDisk(ctx, n, disk); err != nil {
+			return err
+		}
+		if disk.Path != had[n].Path { // a place, or the clone of a data disk
+			if err := os.Remove(had[n].Path); err != nil {
+				return err
+			}
+		}
+		if err := l.op.done("swap-disk"); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // acquireSlot acquires a network slot and applies the machine's egress policy and rates to it.

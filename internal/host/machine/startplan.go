@@ -41,6 +41,7 @@ const (
 	stepSlot      step = "slot"      // acquire a network slot, with its egress policy and rates
 	stepCgroup    step = "cgroup"    // make the cgroup of the monitor
 	stepAttach    step = "attach"    // become the writer of the volumes, and make private copies of others
+	stepSwap      step = "swap"      // give an adopted monitor the disks that it lacks
 	stepDisks     step = "disks"     // clone or allocate the disks
 	stepStream    step = "stream"    // attach to a snapshot that is not yet downloaded
 	stepPrepare   step = "prepare"   // start a monitor over an image, without a guest in it
@@ -226,7 +227,11 @@ func (s startMethod) steps(remote bool) []step {
 
 // withWarmMonitor returns the plan for a start that adopts a warm monitor instead of preparing one.
 func (s startPlan) withWarmMonitor() startPlan {
-	s.steps = slices.Concat([]step{stepAdmit}, adoptSteps, loadSteps)
+	var attach []step
+	if slices.Contains(s.steps, stepAttach) {
+		attach = []step{stepAttach}
+	}
+	s.steps = slices.Concat([]step{stepAdmit}, adoptSteps, attach, []step{stepSwap}, loadSteps)
 	return s
 }
 

@@ -86,9 +86,15 @@ func TestPlanOfWarmMonitor(t *testing.T) {
 	if got, want := plan.forWarmMonitor().steps, plan.steps[1:6]; !slices.Equal(got, want) {
 		t.Errorf("forWarmMonitor().steps = %v, want %v", got, want)
 	}
-	want := slices.Concat([]step{stepAdmit, stepAdopt, stepEgress}, plan.steps[6:])
+	want := slices.Concat([]step{stepAdmit, stepAdopt, stepEgress, stepSwap}, plan.steps[6:])
 	if got := plan.withWarmMonitor().steps; !slices.Equal(got, want) {
 		t.Errorf("withWarmMonitor().steps = %v, want %v", got, want)
+	}
+	plan, err = planStart(startRequest{op: opCreate, image: "a/b", volumes: true}, vmm.Capabilities{Snapshot: true})
+	checkErr(t, err, nil)
+	want = slices.Insert(want, 3, stepAttach)
+	if got := plan.withWarmMonitor().steps; !slices.Equal(got, want) {
+		t.Errorf("withWarmMonitor().steps with volumes = %v, want %v", got, want)
 	}
 }
 

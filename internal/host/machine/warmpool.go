@@ -39,12 +39,11 @@ func (m *Manager) requestWarm(ref snapshot.Ref) {
 	}
 }
 
-// canUseWarm reports whether a machine can be made of a warm monitor of its template. Disks of persistent machines
-// are opened in another way, a larger disk is another disk, and a warm monitor has the host's limits and the
-// snapshot's memory.
+// canUseWarm reports whether a machine can be made of a warm monitor of its template. A larger disk is another disk,
+// and a warm monitor has the host's limits and the snapshot's memory.
 func canUseWarm(req CreateRequest, snap snapshot.Snapshot, plan startPlan) bool {
-	return req.Snapshot == "" && !req.Persistent && req.Limits == (hostapi.Limits{}) &&
-		len(req.Volumes) == 0 && !plan.growDisk && plan.memoryMiB == snap.MemoryMiB && !snap.RemoteBacked()
+	return req.Snapshot == "" && req.Limits == (hostapi.Limits{}) && !plan.growDisk &&
+		plan.memoryMiB == snap.MemoryMiB && !snap.RemoteBacked()
 }
 
 // takeWarm gives the caller the warm monitor of a snapshot, or nil if there is none that runs.

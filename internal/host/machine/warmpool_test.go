@@ -3,11 +3,13 @@ package machine_test
 import (
 	"errors"
 	"path/filepath"
+	"slices"
 	"sync"
 	"testing"
 
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
 	"github.com/pandastack/pandastack/internal/host/machine"
+	"github.com/pandastack/pandastack/internal/host/volume"
 )
 
 // newWarmFixture returns a fixture with one warm monitor and machine a, whose create requested it.
@@ -116,18 +118,80 @@ func TestWarmMonitorBecomesAMachine(t *testing.T) {
 	}
 }
 
-// TestWarmMonitorIsNotForAll checks that persistent machines and larger disks get a monitor of their own.
+// TestWarmMonitorIsNotForAll checks that larger disks get a monitor of their own.
 func TestWarmMonitorIsNotForAll(t *testing.T) {
 	w := newWarmFixture(t)
-	if usedWarm(w.create("b", true)) {
-		t.Error("a persistent machine was made of a warm monitor")
-	}
 	mc, err := w.mgr.Create(t.Context(), machine.CreateRequest{ID: "c", DiskMiB: 4}, base, "")
 	w.must(err)
 	if usedWarm(mc) {
 		t.Error("a machine with a larger disk was made of a warm monitor")
 	}
 	w.checkCounts(1)
+}
+
+// allVolumes is a create of machine b with volume v, a copy of volume r, and volume d in place of data disk "data".
+func (w *fixture) allVolumes() machine.CreateRequest {
+	w.t.Helper()
+	w.addVolume("v")
+	w.addVolume("r")
+	snap, err := w.store.Get(base)
+	w.must(err)
+	_, err = w.mgr.CreateVolume(w.t.Context(), volume.Request{
+		ID: "d", From: snap.DiskPaths()[1], Source: machine.DiskSource(base, "data"),
+	}, "", "")
+	w.must(err)
+	req := withVolumes("b")
+	req.Volumes = append(req.Volumes, hostapi.VolumeAttachment{Volume: "d", Disk: "data", Fence: 1})
+	return req
+}
+
+// TestWarmMonitorWithVolumes checks that a warm monitor gets the disks of volumes, and disks that keep what was
+// flushed, before its guest runs.
+func TestWarmMonitorWithVolumes(t *testing.T) {
+	w := newWarmFixture(t)
+	req := w.allVolumes()
+	mc, err := w.mgr.Create(t.Context(), req, base, "")
+	w.must(err)
+	if !usedWarm(mc) || len(mc.Volumes) != 3 {
+		t.Fatalf("machine = %+v, want one of the warm monitor with three volumes", mc)
+	}
+	var m *monitor
+	for _, one := range w.host.alive() {
+		if one.PID() == mc.PID {
+			m = one
+		}
+	}
+	for n, d := range m.spec.Disks {
+		if d.Volatile {
+			t.Errorf("disk %d = %+v, want flushes that reach the disk", n, d)
+		}
+	}
+	if got, want := m.spec.Disks[volumeDisk].Path, w.volumes.Path("v"); got != want {
+		t.Errorf("disk of volume v is %s, want %s", got, want)
+	}
+	if got, want := m.spec.Disks[1].Path, w.volumes.Path("d"); got != want {
+		t.Errorf("disk of volume d is %s, want %s", got, want)
+	}
+	w.countByPID("b", 1)
+	for id, want := range map[hostapi.VolumeID]uint64{"v": 1, "r": 0, "d": 1} {
+		w.wantCounter(id, want)
+	}
+	w.waitWarm(3)
+	w.checkCounts(1)
+	w.restart(nil)
+	w.countByPID("b", 2)
+	w.must(w.mgr.Hibernate(t.Context(), "b"))
+	_, err = w.mgr.Wake(t.Context(), "b")
+	w.must(err)
+	w.countByPID("b", 3)
+	w.wantCounter("d", 3)
+	w.destroy("b")
+	w.destroy("a")
+	for _, id := range []hostapi.VolumeID{"v", "d"} {
+		if v := w.volume(id); v.Machine != "" {
+			t.Errorf("volume = %+v, want it detached", v)
+		}
+	}
 }
 
 func TestWarmMonitorThatEndedIsNotUsed(t *testing.T) {
@@ -170,25 +234,28 @@ func TestWarmMonitorAfterKill(t *testing.T) {
 // machine nor the warm monitor that it took.
 func TestCreateFromWarmMonitorAtEveryStep(t *testing.T) {
 	w := newWarmFixture(t)
+	req := w.allVolumes()
 	var mu sync.Mutex
 	var steps []string
 	w.onStep(func(op, step string) error {
 		mu.Lock()
 		defer mu.Unlock()
-		if op == "create" {
+		if op == "create" && !slices.Contains(steps, step) {
 			steps = append(steps, step)
 		}
 		return nil
 	})
-	w.create("b", false)
+	_, err := w.mgr.Create(t.Context(), req, base, "")
+	w.must(err)
 	w.onStep(nil)
-	if len(steps) < 6 {
-		t.Fatalf("steps of a create = %v, want at least 6", steps)
+	if len(steps) < 10 {
+		t.Fatalf("steps of a create = %v, want at least 10", steps)
 	}
 	for _, killed := range []bool{false, true} {
 		for _, at := range steps {
 			t.Run(at, func(t *testing.T) {
 				w := newWarmFixture(t)
+				req := w.allVolumes()
 				fault := errors.New("fault")
 				if killed {
 					fault = machine.ErrAbandon
@@ -199,14 +266,21 @@ func TestCreateFromWarmMonitorAtEveryStep(t *testing.T) {
 					}
 					return nil
 				})
-				_, err := w.mgr.Create(t.Context(), machine.CreateRequest{ID: "b"}, base, "")
+				_, err := w.mgr.Create(t.Context(), req, base, "")
 				if !errors.Is(err, fault) {
 					t.Fatalf("create: got %v, want the injected error", err)
 				}
 				w.onStep(nil)
 				w.restart(nil)
-				if _, err := w.mgr.Get("b"); err == nil && !(killed && at == "publish") {
+				_, err = w.mgr.Get("b")
+				exists := err == nil
+				if exists && !(killed && at == "publish") {
 					t.Error("the machine exists after a failed create")
+				}
+				for _, id := range []hostapi.VolumeID{"v", "d"} {
+					if v := w.volume(id); (v.Machine != "") != exists {
+						t.Errorf("volume = %+v, want it attached only if the machine exists", v)
+					}
 				}
 				w.checkCounts(0)
 				w.countByPID("a", 1)

@@ -44,6 +44,7 @@ const (
 	E2B         Face = "e2b"         // E2B's control API
 	Agent       Face = "agent"       // E2B's agent, on a port of each sandbox
 	Interpreter Face = "interpreter" // E2B's code interpreter, on a port of each sandbox
+	Git         Face = "git"         // repositories of apps
 )
 
 // NeedOf returns what an operation needs: a pattern of net/http with its method, if it has one. false: it is not
@@ -103,6 +104,10 @@ var operations = map[Face]map[string]Need{
 	Interpreter: {
 		"GET /health": Token, "POST /execute": Token, "POST /contexts": Traffic, "GET /contexts": Traffic,
 		"DELETE /contexts/{id}": Traffic, "POST /contexts/{id}/restart": Traffic,
+	},
+	Git: {
+		"GET /git/{app}/info/refs":        files, // to push: as git-receive-pack
+		"POST /git/{app}/git-upload-pack": files, "POST /git/{app}/git-receive-pack": lifecycle,
 	},
 }
 

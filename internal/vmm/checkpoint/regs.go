@@ -61,6 +61,7 @@ const (
 	callMremap    = 25
 	callMadvise   = 28
 	callPause     = 34
+	callRecvmsg   = 47
 	callClone     = 56
 	callFcntl     = 72
 	callPrctl     = 157

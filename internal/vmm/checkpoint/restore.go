@@ -29,6 +29,10 @@ type Plan struct {
 	// is used once. There must be at least as many as the checkpoint has.
 	NewFDs       map[string][]int
 	InheritedFDs int // number of descriptors that the stub was started with, including 0 to 2
+	// Handover is the descriptor of a Unix socket. Received are the roles of the descriptors that Send sent over it
+	// after the stub was started, message by message. They are used in place of those in Roles.
+	Handover int
+	Received [][]string
 	// BeforeRun, if not nil, is called after all memory is in place and before anything runs.
 	BeforeRun func() error
 	Name      string
@@ -102,6 +106,9 @@ func restoreProcess(pid int, p Plan) (err error) {
 	}()
 	b := restorer{t: t, plan: p, table: syscallTable{at: tableAt}}
 	if err := b.prepareStub(); err != nil {
+		return err
+	}
+	if err := b.receiveFDs(); err != nil {
 		return err
 	}
 	if err := b.buildTable(); err != nil {

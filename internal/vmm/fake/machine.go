@@ -275,6 +275,9 @@ func (m *monitor) setDisk(n int, disk vmm.Disk) error {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if n < 0 || n >= len(m.spec.Disks) || disk.ReadOnly != m.spec.Disks[n].ReadOnly {
+		return fmt.Errorf("machine %s has no disk %d that could be replaced by %+v", m.spec.ID, n, disk)
+	}
 	m.spec.Disks, m.manifest.DiskBytes = slices.Clone(m.spec.Disks), slices.Clone(m.manifest.DiskBytes)
 	m.spec.Disks[n], m.manifest.DiskBytes[n] = disk, st.Size()
 	return nil

@@ -20,16 +20,19 @@ var (
 	_ vmm.DiskSwapper = (*machine)(nil)
 )
 
-// SwapDisk implements vmm.DiskSwapper. The file of the drive keeps its name: the name becomes that of another file, and
-// Firecracker opens it again.
+// SwapDisk implements vmm.DiskSwapper. The file of the drive keeps its name: the name becomes that of another file.
+// Firecracker opens it when it loads the guest, and again if it has loaded one.
 func (m *machine) SwapDisk(ctx context.Context, n int, disk vmm.Disk) (err error) {
 	defer func() {
 		if err != nil {
 			err = fmt.Errorf("swap disk %d of machine %s: %w", n, m.spec.ID, err)
 		}
 	}()
-	if m.Phase() == vmmproc.Prepared || n < 0 || n >= len(m.spec.Disks) {
-		return errors.New("it has not been loaded, or has no such disk")
+	if n < 0 || n >= len(m.spec.Disks) {
+		return errors.New("it has no such disk")
+	}
+	if disk.ReadOnly != m.spec.Disks[n].ReadOnly {
+		return errors.New("a disk that is read-only cannot become writable, nor the other way round")
 	}
 	var file, root unix.Stat_t
 	if err := unix.Stat(disk.Path, &file); err != nil {
@@ -58,6 +61,9 @@ func (m *machine) SwapDisk(ctx context.Context, n int, disk vmm.Disk) (err error
 	m.spec.Disks = slices.Clone(m.spec.Disks)
 	disk.Rate = m.spec.Disks[n].Rate
 	m.spec.Disks[n] = disk
+	if m.Phase() == vmmproc.Prepared { // Load opens the file by its name, and announces the size
+		return m.recordSize(n, file.Size)
+	}
 	return m.openDriveAgain(ctx, n, file.Size)
 }
 
@@ -85,6 +91,10 @@ func (m *machine) openDriveAgain(ctx context.Context, n int, bytes int64) error 
 	if err != nil {
 		return err
 	}
+	return m.recordSize(n, bytes)
+}
+
+func (m *machine) recordSize(n int, bytes int64) error {
 	m.record.DiskBytes = slices.Clone(m.record.DiskBytes)
 	m.record.DiskBytes[n] = bytes
 	return vmmproc.WriteRecord(m.spec.Dir, m.record)

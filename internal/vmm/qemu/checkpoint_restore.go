@@ -27,6 +27,7 @@ const extraFDs = 4
 type stub struct {
 	checkpoint *checkpointstore.MonitorCheckpoint
 	plan       checkpoint.Plan // the part that is known before Load
+	handover   *net.UnixConn   // over which it gets the files of disks that were swapped
 }
 
 // openStub opens the files of a stub for a monitor on the memory of an image. It starts nothing.
@@ -41,6 +42,16 @@ func (m *machine) openStub(
 	if err := m.openConnectedSockets(ctx, v, inherited); err != nil {
 		return err
 	}
+	ours, theirs, err := socketPair()
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			_ = ours.Close() // the stub was not started
+		}
+	}()
+	v.handover, v.plan.Handover = ours, inherited.add(theirs)
 	o, err := openImage(image, false)
 	if err != nil {
 		return err
@@ -149,6 +160,41 @@ func newSpecialFD(role string) (int, error) {
 	return unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
 }
 
+// swapDisk gives the stub the files of another disk n. The monitor that it becomes has them in place of those that the
+// stub was started with.
+func (s *stub) swapDisk(n int, disk vmm.Disk) (bytes int64, err error) {
+	var files []*os.File
+	defer func() {
+		for _, f := range files {
+			err = errors.Join(err, f.Close())
+		}
+	}()
+	var roles []string
+	for _, write := range []bool{false, true} {
+		flags := os.O_RDONLY
+		if write {
+			flags = os.O_RDWR
+		}
+		if write && disk.ReadOnly {
+			break
+		}
+		f, err := os.OpenFile(disk.Path, flags, 0)
+		if err != nil {
+			return 0, err
+		}
+		files, roles = append(files, f), append(roles, diskRole(n, write))
+	}
+	info, err := files[0].Stat()
+	if err == nil {
+		err = checkpoint.Send(s.handover, files...)
+	}
+	if err != nil {
+		return 0, err
+	}
+	s.plan.Received = append(s.plan.Received, roles)
+	return info.Size(), nil
+}
+
 // addDevices adds the descriptors of openDevices to the plan.
 func (s *stub) addDevices(sh launchSpec, inherited *inheritedFiles) error {
 	for i, d := range sh.disks {
@@ -172,11 +218,12 @@ func (s *stub) addDevices(sh launchSpec, inherited *inheritedFiles) error {
 
 // restoreCheckpoint restores a monitor into the stub and resumes the guest. The checkpoint is that
 // of the image or that of a capture.
-func (m *machine) restoreCheckpoint(ctx context.Context, from *capture) (err error) {
+func (m *machine) restoreCheckpoint(ctx context.Context, from *capture, knownSizes []int64) (err error) {
 	v := m.takeStub()
 	if v == nil {
 		return m.WithExitReason(ctx, vmm.ErrGone)
 	}
+	defer func() { _ = v.handover.Close() }() // disconnect may have closed it
 	plan, set, held := v.plan, v.checkpoint.FDSet, m.manifest.DiskRates
 	plan.Checkpoint = &v.checkpoint.Process
 	if from == nil {
@@ -219,6 +266,9 @@ func (m *machine) restoreCheckpoint(ctx context.Context, from *capture) (err err
 		return err
 	}
 	if err := m.setFlushes(ctx); err != nil {
+		return err
+	}
+	if err := m.resizeDisks(ctx, knownSizes); err != nil {
 		return err
 	}
 	return m.do(ctx, "cont", nil, nil)

@@ -59,19 +59,33 @@ type blockNode struct {
 }
 
 // SwapDisk implements vmm.DiskSwapper. The monitor gets the open files of the disk, makes a node of them and gives it
-// to the drive's device. Everything else of the drive, such as its rate limit, stays.
+// to the drive's device. Everything else of the drive, such as its rate limit, stays. A restore stub gets the files
+// only: the monitor that it becomes finds them where those of the disk in the checkpoint were.
 func (m *machine) SwapDisk(ctx context.Context, n int, disk vmm.Disk) (err error) {
 	defer func() {
 		if err != nil {
 			err = fmt.Errorf("swap disk %d of machine %s: %w", n, m.spec.ID, err)
 		}
 	}()
-	if m.Phase() == vmmproc.Prepared || n < 0 || n >= len(m.spec.Disks) {
-		return errors.New("it has not been loaded, or has no such disk")
+	if n < 0 || n >= len(m.spec.Disks) {
+		return errors.New("it has no such disk")
+	}
+	if disk.ReadOnly != m.spec.Disks[n].ReadOnly {
+		return errors.New("a disk that is read-only cannot become writable, nor the other way round")
 	}
 	ctx, cancel := m.driver.monitors.WithTimeout(ctx, "swap of a disk")
 	defer cancel()
-	if err := m.swapDisk(ctx, n, disk); err != nil {
+	m.mu.Lock()
+	stub := m.stub
+	m.mu.Unlock()
+	if stub == nil {
+		err = m.swapDisk(ctx, n, disk)
+	} else if bytes, sent := stub.swapDisk(n, disk); sent != nil {
+		err = m.WithExitReason(ctx, sent)
+	} else {
+		m.useDisk(n, disk, bytes)
+	}
+	if err != nil {
 		return err
 	}
 	return vmmproc.WriteRecord(m.spec.Dir, m.record)
@@ -125,14 +139,24 @@ func (m *machine) swapDisk(ctx context.Context, n int, disk vmm.Disk) error {
 	if err := m.do(ctx, "qom-set", set, nil); err != nil {
 		return errors.Join(err, m.removeNode(ctx, after))
 	}
-	// Captures find the disk's files by path, and until the guest knows the size the call can be repeated.
-	m.spec.Disks = slices.Clone(m.spec.Disks)
-	disk.Rate = m.spec.Disks[n].Rate
-	m.spec.Disks[n] = disk
+	if m.Phase() == vmmproc.Prepared { // Load announces the size
+		m.useDisk(n, disk, bytes)
+		return m.removeNode(ctx, before)
+	}
+	known := m.record.DiskBytes[n]
+	m.useDisk(n, disk, known) // until the guest knows the size the call can be repeated
 	if err := m.announceSize(ctx, n, bytes); err != nil {
 		return err
 	}
 	return m.removeNode(ctx, before)
+}
+
+// useDisk records that the monitor has another disk n, whose rate is that of the one before. Captures find its files by
+// path.
+func (m *machine) useDisk(n int, disk vmm.Disk, bytes int64) {
+	m.spec.Disks, m.record.DiskBytes = slices.Clone(m.spec.Disks), slices.Clone(m.record.DiskBytes)
+	disk.Rate = m.spec.Disks[n].Rate
+	m.spec.Disks[n], m.record.DiskBytes[n] = disk, bytes
 }
 
 // block is a drive as query-block returns it.

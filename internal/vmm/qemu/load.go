@@ -31,14 +31,11 @@ func (m *machine) Load(ctx context.Context, from vmm.Capture) error {
 	if m.incoming == nil {
 		load = m.restoreCheckpoint
 	}
-	if err := load(ctx, c); err != nil {
+	if err := load(ctx, c, knownSizes); err != nil {
 		return fmt.Errorf("load machine %s: %w", m.spec.ID, err)
 	}
 	m.SetPhase(vmmproc.Running)
 	m.state, m.manifest.DiskRates = nil, diskRates(m.spec.Disks)
-	if err := m.resizeDisks(ctx, knownSizes); err != nil {
-		return fmt.Errorf("load machine %s: %w", m.spec.ID, err)
-	}
 	return nil
 }
 
@@ -50,18 +47,22 @@ func (m *machine) canLoad() bool {
 }
 
 // loadDeviceState restores memory and device state, from the image or from a capture, into a new
-// monitor.
-func (m *machine) loadDeviceState(ctx context.Context, from *capture) error {
+// monitor, whose guest runs from then on.
+func (m *machine) loadDeviceState(ctx context.Context, from *capture, knownSizes []int64) error {
 	if from != nil && from.state == nil {
 		return errors.New("the capture was made for other machines")
 	}
 	if err := m.writeMemory(ctx, from); err != nil {
 		return err
 	}
+	state := m.state
 	if from != nil {
-		return m.sendState(ctx, from.state)
+		state = from.state
 	}
-	return m.sendState(ctx, m.state)
+	if err := m.sendState(ctx, state); err != nil {
+		return err
+	}
+	return m.resizeDisks(ctx, knownSizes)
 }
 
 var errNotOfImage = errors.New("the capture was not made on the image of this machine")

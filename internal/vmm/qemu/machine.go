@@ -114,7 +114,7 @@ func (m *machine) disconnect() {
 	m.nextChannel, m.dialled, m.prepared, m.ended = nil, nil, nil, true
 	read := []*os.File{m.fullMemory, m.content}
 	m.fullMemory, m.content = nil, nil
-	incoming := m.incoming
+	incoming, stub := m.incoming, m.stub
 	m.mu.Unlock()
 	_ = m.takeOverlay().close() // was only read
 	for _, f := range read {
@@ -132,6 +132,9 @@ func (m *machine) disconnect() {
 	}
 	if incoming != nil {
 		_ = incoming.Close() // without it, a monitor that waits for state exits
+	}
+	if stub != nil {
+		_ = stub.handover.Close() // what was sent over it is gone with the stub
 	}
 	if m.qmp != nil {
 		_ = m.qmp.Close() // closes only this process's end

@@ -44,6 +44,7 @@ func Cases() []Case {
 		{"wrong_order", testWrongOrder},
 		{"usage", testUsage},
 		{"two_disks", testTwoDisks},
+		{"swap_before_load", testSwapBeforeLoad},
 	}
 }
 
