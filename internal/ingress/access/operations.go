@@ -45,6 +45,7 @@ const (
 	Agent       Face = "agent"       // E2B's agent, on a port of each sandbox
 	Interpreter Face = "interpreter" // E2B's code interpreter, on a port of each sandbox
 	Git         Face = "git"         // repositories of apps
+	Webhooks    Face = "webhooks"    // deliveries of the programs that host repositories
 )
 
 // NeedOf returns what an operation needs: a pattern of net/http with its method, if it has one. false: it is not
@@ -109,6 +110,7 @@ var operations = map[Face]map[string]Need{
 		"GET /git/{app}/info/refs":        files, // to push: as git-receive-pack
 		"POST /git/{app}/git-upload-pack": files, "POST /git/{app}/git-receive-pack": lifecycle,
 	},
+	Webhooks: {"POST /v1/webhooks/apps/{app}": Signed, "POST /v1/apps/{app}/webhook": lifecycle},
 }
 
 const (

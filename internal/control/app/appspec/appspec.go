@@ -108,7 +108,7 @@ func Encode(v any) (string, error) {
 }
 
 // Decode reads what Encode wrote; "" is the zero value.
-func Decode[T Settings | Source | Result](text string) (v T, err error) {
+func Decode[T Settings | Source | Result | PullRequest](text string) (v T, err error) {
 	if text == "" {
 		return v, nil
 	}
