@@ -62,6 +62,8 @@ type Edge interface {
 	InFlight(app api.AppID) int
 	// LastUse returns when a request last began or ended; zero: not since the process started.
 	LastUse(app api.AppID) time.Time
+	// Stats returns what the edge has counted of an app.
+	Stats(app api.AppID) api.AppStats
 }
 
 // Route says where requests for a host name go.

@@ -29,6 +29,7 @@ const (
 	VolumeSize   Kind = "volume_mib"
 	VolumeSnaps  Kind = "volume_snapshots"
 	Databases    Kind = "databases"
+	Apps         Kind = "apps"
 	EgressRate   Kind = "egress_mbit"
 	Connections  Kind = "connections"
 	ConnectRate  Kind = "new_connections_per_s"
@@ -73,6 +74,7 @@ var kinds = []kindInfo{
 	{VolumeSize, "MiB", MiB, "delete volumes", "Sizes of volumes.", countVolumeBytes},
 	{VolumeSnaps, "", 1, "delete snapshots of volumes", "Snapshots of volumes.", countVolumeSnapshots},
 	{Databases, "", 1, "delete databases", "Databases.", countDatabases},
+	{Apps, "", 1, "delete apps", "Apps, with their previews.", countApps},
 	{EgressRate, "Mbit/s", 1, "", "What each sandbox may send.", nil},
 	{Connections, "", 1, "", "Connections that each sandbox may have opened at once.", nil},
 	{ConnectRate, "per second", 1, "", "Connections that each sandbox may open.", nil},
@@ -170,6 +172,10 @@ func countDatabases(ctx context.Context, tx *store.Tx, workspace string) (int64,
 	return tx.CountDatabases(ctx, workspace)
 }
 
+func countApps(ctx context.Context, tx *store.Tx, workspace string) (int64, error) {
+	return tx.CountApps(ctx, workspace)
+}
+
 // infoOf returns the line of a kind.
 func infoOf(kind Kind) (kindInfo, bool) {
 	for _, info := range kinds {
@@ -196,8 +202,8 @@ func Defaults(set config.Quota) map[Kind]int64 {
 		Disk: int64(set.DiskMiB), DiskUsed: int64(set.DiskUsedMiB),
 		Snapshots: int64(set.Snapshots), SnapshotSize: int64(set.SnapshotMiB),
 		Volumes: int64(set.Volumes), VolumeSize: int64(set.VolumeMiB), VolumeSnaps: int64(set.VolumeSnapshots),
-		Databases: int64(set.Databases),
-		Uploads:   int64(set.UploadMiB), Templates: int64(set.Templates), Builds: int64(set.Builds),
+		Databases: int64(set.Databases), Apps: int64(set.Apps),
+		Uploads: int64(set.UploadMiB), Templates: int64(set.Templates), Builds: int64(set.Builds),
 		EgressRate: int64(set.EgressMbit), Connections: int64(set.Connections), ConnectRate: int64(set.NewConnections),
 	}
 }

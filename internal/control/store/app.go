@@ -135,7 +135,7 @@ func (t *Tx) DeleteApp(ctx context.Context, id string) error {
 		return err
 	}
 	_, err = t.db.NewDelete().Model((*AppLogLine)(nil)).
-		Where("deployment IN (SELECT id FROM app_deployments WHERE app = ?)", id).Exec(ctx)
+		Where("deployment = ? OR deployment IN (SELECT id FROM app_deployments WHERE app = ?)", id, id).Exec(ctx)
 	if err != nil {
 		return err
 	}
@@ -241,6 +241,15 @@ func (t *Tx) UpdateDeployment(ctx context.Context, d *Deployment, was string, co
 	return changed(res, err, "deployment", d.ID)
 }
 
+// DeleteDeployment removes a row with its log. A missing row is no error.
+func (t *Tx) DeleteDeployment(ctx context.Context, id string) error {
+	_, err := t.db.NewDelete().Model((*AppLogLine)(nil)).Where("deployment = ?", id).Exec(ctx)
+	if err == nil {
+		_, err = t.db.NewDelete().Model((*Deployment)(nil)).Where("id = ?", id).Exec(ctx)
+	}
+	return err
+}
+
 // Replica is a row of app_replicas: a machine that serves an app.
 type Replica struct {
 	bun.BaseModel `bun:"table:app_replicas"`
@@ -284,7 +293,8 @@ func (t *Tx) DeleteReplica(ctx context.Context, id string) error {
 	return err
 }
 
-// AppVariable is a row of app_variables. App is an app or "preview-repo/<id>".
+// AppVariable is a row of app_variables. App is an app, or
+// "preview-repo/<workspace>/<id>" for the previews of a repository.
 type AppVariable struct {
 	bun.BaseModel `bun:"table:app_variables"`
 	App           string `bun:"app,pk"`
@@ -330,10 +340,10 @@ func (t *Tx) DeleteAppVariable(ctx context.Context, app, scope, name string) err
 	return err
 }
 
-// AppLogLine is a row of app_log_lines: a line of the log of a deployment.
+// AppLogLine is a row of app_log_lines: a line of the log of a deployment, or of the output of an app's program.
 type AppLogLine struct {
 	bun.BaseModel `bun:"table:app_log_lines"`
-	Deployment    string `bun:"deployment,pk"`
+	Deployment    string `bun:"deployment,pk"` // or an app
 	Number        int64  `bun:"number,pk"`
 	Created       int64  `bun:"created"`
 	Level         string `bun:"level"`
@@ -356,6 +366,13 @@ func (t *Tx) AppLog(ctx context.Context, deployment string, after int64, limit i
 	err := t.db.NewSelect().Model(&rows).Where("deployment = ?", deployment).Where("number > ?", after).
 		OrderBy("number", bun.OrderAsc).Limit(int64(limit)).Scan(ctx)
 	return rows, err
+}
+
+// TrimAppLog removes the lines up to a number.
+func (t *Tx) TrimAppLog(ctx context.Context, deployment string, upTo int64) error {
+	_, err := t.db.NewDelete().Model((*AppLogLine)(nil)).Where("deployment = ?", deployment).
+		Where("number <= ?", upTo).Exec(ctx)
+	return err
 }
 
 // LastAppLog reads the number of the last line of a deployment; 0 if it has none.

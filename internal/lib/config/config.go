@@ -40,6 +40,7 @@ type Node struct {
 	Quota       Quota       `yaml:"quota"`
 	Volume      Volume      `yaml:"volume"`
 	Databases   Databases   `yaml:"databases"`
+	Apps        Apps        `yaml:"apps"`
 	ObjectStore ObjectStore `yaml:"object_store"`
 	Templates   Templates   `yaml:"templates"`
 	Build       Build       `yaml:"build"`
@@ -179,6 +180,14 @@ type Databases struct {
 	RehearsalHour int           `yaml:"rehearsal_hour" default:"0"`
 }
 
+// Apps configures the apps.
+type Apps struct {
+	Suffix      string        `yaml:"suffix" default:""`
+	Idle        time.Duration `yaml:"idle" default:"5m"`
+	Keep        int           `yaml:"keep" default:"5"`
+	Deployments int           `yaml:"deployments" default:"2"`
+}
+
 // Quota holds the quotas of workspaces that have none of their own; 0 is unlimited.
 type Quota struct {
 	Sandboxes   int `yaml:"sandboxes" was:"sandbox.max" default:"1000"`
@@ -196,6 +205,7 @@ type Quota struct {
 
 	VolumeSnapshots int `yaml:"volume_snapshots" default:"1000"`
 	Databases       int `yaml:"databases" default:"100"`
+	Apps            int `yaml:"apps" default:"200"`
 
 	EgressMbit int `yaml:"egress_mbit" default:"0"`
 

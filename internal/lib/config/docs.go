@@ -174,8 +174,14 @@ var settingDocs = map[string]string{
 	"quota.volume_mib": "Sum of the sizes of a workspace's volumes. They take space only for what is written to " +
 		"them; 0 is unlimited.",
 	"quota.volume_snapshots": "Snapshots of volumes that a workspace may have; 0 is unlimited.",
+	"apps.suffix": "Domain of the apps' host names, <name>.<suffix>. Every name below it must lead to this server. " +
+		"Empty: app. and the host of public_url, or app.localhost.",
+	"apps.idle":        "Time without requests after which an app sleeps if its creator names none.",
+	"apps.keep":        "Ended deployments of an app that are kept for rollbacks.",
+	"apps.deployments": "Deployments of apps that are built or started at once.",
 	"quota.databases": "Databases that a workspace may have; 0 is unlimited. The machine and the volume of each also " +
 		"count as a sandbox and a volume.",
+	"quota.apps": "Apps that a workspace may have; 0 is unlimited. Their machines and snapshots also count as those.",
 	"quota.egress_mbit": "Mbit a second that each sandbox of a workspace may send, unless limits.network_out_mbit is " +
 		"lower; 0 is unlimited.",
 	"quota.connections": "Connections that each sandbox of a workspace may have opened at once, unless " +

@@ -85,6 +85,7 @@ func (n *Node) Validate() error {
 	n.validateVolume(bad, atLeast)
 	n.validateDatabases(bad, atLeast)
 	n.validateDatabaseBackups(bad)
+	n.validateApps(bad)
 	n.validateTimes(bad)
 	n.validateObjects(bad, atLeast)
 	if n.Lifecycle.ShutdownTimeout <= 0 {
@@ -138,6 +139,29 @@ func (n *Node) validateDatabases(bad func(string, string, ...any), atLeast func(
 	atLeast("databases.storage_max_mib", d.StorageMaxMiB, 1)
 	if d.StorageMaxMiB > maxVolumeMiB {
 		bad("databases.storage_max_mib", "%d is more than %d", d.StorageMaxMiB, maxVolumeMiB)
+	}
+}
+
+// Bounds of the settings of apps.
+const (
+	minAppIdle     = time.Second
+	maxAppKept     = 20
+	maxDeployments = 64
+)
+
+func (n *Node) validateApps(bad func(string, string, ...any)) {
+	a := n.Apps
+	if !isPreviewDomain(a.Suffix) || strings.Contains(a.Suffix, ":") {
+		bad("apps.suffix", "%q is not a domain such as app.example.com", a.Suffix)
+	}
+	if a.Idle < minAppIdle {
+		bad("apps.idle", "%v is too short; use %v or more", a.Idle, minAppIdle)
+	}
+	if a.Keep < 1 || a.Keep > maxAppKept {
+		bad("apps.keep", "%d is not from 1 to %d", a.Keep, maxAppKept)
+	}
+	if a.Deployments < 1 || a.Deployments > maxDeployments {
+		bad("apps.deployments", "%d is not from 1 to %d", a.Deployments, maxDeployments)
 	}
 }
 

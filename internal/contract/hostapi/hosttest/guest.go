@@ -48,6 +48,7 @@ type guestState struct {
 	files map[string]file
 
 	readOnly []string // mount points
+	servers  []server // servers of a machine that does not run
 }
 
 func (in *guestState) copy(host string, env map[string]string) *guestState {
@@ -377,7 +378,9 @@ func (g *guest) DialPort(ctx context.Context, port uint16) (net.Conn, error) {
 	if err := g.alive(ctx); err != nil {
 		return nil, err
 	}
+	g.pmu.Lock()
 	serve, ok := g.ports[port]
+	g.pmu.Unlock()
 	if !ok {
 		return nil, fmt.Errorf("port %d: %w", port, guestapi.ErrRefused)
 	}

@@ -76,6 +76,7 @@ type snapshot struct {
 	readOnly []string // mount points
 	files    map[string]file
 	env      map[string]string
+	servers  []server
 }
 
 // SetFormat changes the host's virtual hardware.
@@ -166,6 +167,7 @@ func (h *Host) create(req hostapi.Create) (hostapi.Machine, error) {
 	}}
 	files, env := map[string]file{}, maps.Clone(req.Env)
 	var readOnly []string
+	var servers []server
 	if req.Snapshot != "" {
 		s, ok := h.snapshots[req.Snapshot]
 		if !ok {
@@ -174,7 +176,7 @@ func (h *Host) create(req hostapi.Create) (hostapi.Machine, error) {
 		m.Snapshot, m.Template = s.ID, s.Template
 		m.VCPUs, m.MemoryMiB, m.DiskMiB, m.Disks = s.VCPUs, s.MemoryMiB, s.DiskMiB, s.disks
 		m.Volumes, readOnly = privateVolumes(s.volumes), s.readOnly
-		files = copyFiles(s.files)
+		files, servers = copyFiles(s.files), s.servers
 		if env == nil {
 			env = maps.Clone(s.env)
 		}
@@ -212,7 +214,7 @@ func (h *Host) create(req hostapi.Create) (hostapi.Machine, error) {
 	}
 	m.DiskMiB = max(m.DiskMiB, req.DiskMiB)
 	m.state = &guestState{host: string(req.Hostname), env: env, files: files, readOnly: readOnly, user: "user",
-		home: "/home/user"}
+		home: "/home/user", servers: servers}
 	m.state.writeFiles(req.Files)
 	if err := h.attachAll(m, req.Volumes); err != nil {
 		return hostapi.Machine{}, fmt.Errorf("machine %s: %w", req.ID, err)
@@ -232,6 +234,8 @@ func (h *Host) start(m *machine) {
 	m.Generation++
 	m.guest = newGuest(m.state)
 	m.guest.hook, m.guest.sockets = h.guestHook, h.sockets
+	m.guest.resume(m.state.servers)
+	m.state.servers = nil
 }
 
 // stopGuest removes the guest and the process of a machine.
@@ -370,6 +374,7 @@ func (h *Host) Hibernate(ctx context.Context, id hostapi.MachineID) error {
 		if m.State != hostapi.Running && m.State != hostapi.Paused {
 			return wrongState(m)
 		}
+		m.state.servers = m.guest.servers()
 		m.stopGuest(hostapi.Hibernated)
 		return nil
 	})

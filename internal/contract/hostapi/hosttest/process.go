@@ -18,6 +18,8 @@ import (
 type process struct {
 	guestapi.ProcessInfo
 	g      *guest
+	spec   guestapi.ProcessSpec
+	serves bool // it is a server of HTTP; guarded by guest.pmu
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 	stdin  *io.PipeWriter
@@ -39,6 +41,11 @@ func (g *guest) Start(ctx context.Context, spec guestapi.ProcessSpec) (guestapi.
 	if err := g.alive(ctx); err != nil {
 		return nil, err
 	}
+	return g.launch(ctx, spec)
+}
+
+// launch starts a process.
+func (g *guest) launch(ctx context.Context, spec guestapi.ProcessSpec) (guestapi.Process, error) {
 	script := spec.Shell
 	if (script == "") == (len(spec.Argv) == 0) {
 		return nil, fmt.Errorf("one of a program and a shell command is needed: %w", guestapi.ErrInvalid)
@@ -54,7 +61,7 @@ func (g *guest) Start(ctx context.Context, spec guestapi.ProcessSpec) (guestapi.
 	p := &process{
 		ProcessInfo: guestapi.ProcessInfo{PID: g.next, Tag: spec.Tag, Argv: spec.Argv, Shell: spec.Shell, Env: spec.Env,
 			Dir: spec.Dir, User: spec.User, PTY: spec.PTY != nil, Started: time.Now()},
-		g: g, changed: make(chan struct{}), out: map[guestapi.Stream][]byte{},
+		g: g, spec: spec, changed: make(chan struct{}), out: map[guestapi.Stream][]byte{},
 	}
 	g.procs[p.PID] = p
 	g.pmu.Unlock()

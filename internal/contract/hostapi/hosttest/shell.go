@@ -15,7 +15,7 @@ import (
 
 // shell understands a little of sh: words with quotes and $NAME, `;`, newlines, `&&`, `||`, and
 // redirections to a file or to stderr. Its programs are true, false, exit, echo, printf, cat, sleep,
-// env, pwd, whoami, hostname, touch, rm, mkdir, test -e, sh -c, NAME=value, and the guest agent's pack and
+// env, pwd, whoami, hostname, touch, rm, mkdir, test -e, sh -c, httpd, NAME=value, and the guest agent's pack and
 // unpack.
 type shell struct {
 	p     *process
@@ -219,6 +219,8 @@ func (s *shell) run(argv []string, to guestapi.Stream, direct bool) (int, string
 			code = 2
 		}
 	case "sync": // files are on the medium at once
+	case "httpd":
+		code = s.httpd(args)
 	case "chown":
 		code = s.chown(args)
 	case "chmod":

@@ -66,7 +66,7 @@ func (h *Host) TakeSnapshot(
 		}
 		in := m.state.copy("", m.state.env)
 		h.snapshots[snap] = &snapshot{Snapshot: taken, disks: m.Disks, volumes: m.Volumes, readOnly: in.readOnly,
-			files: in.files, env: in.env}
+			files: in.files, env: in.env, servers: m.guest.servers()}
 		return nil
 	})
 	return taken, err

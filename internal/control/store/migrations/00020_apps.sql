@@ -70,7 +70,7 @@ CREATE TABLE app_replicas (
 CREATE INDEX app_replicas_app ON app_replicas (app);
 
 CREATE TABLE app_variables (
-  app          TEXT NOT NULL,    -- or 'preview-repo/<id>' for the variables of a repository's previews
+  app          TEXT NOT NULL,    -- or 'preview-repo/<workspace>/<id>' for the variables of a repository's previews
   scope        TEXT NOT NULL,
   name         TEXT NOT NULL,
   value        TEXT NOT NULL,    -- encrypted
@@ -95,7 +95,7 @@ CREATE TABLE app_domains (
 CREATE INDEX app_domains_app ON app_domains (app);
 
 CREATE TABLE app_log_lines (
-  deployment   TEXT NOT NULL,
+  deployment   TEXT NOT NULL,    -- or an app: what its program prints
   number       BIGINT NOT NULL,
   created      BIGINT NOT NULL,
   level        TEXT NOT NULL,
