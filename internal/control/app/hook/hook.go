@@ -51,11 +51,13 @@ type Apps interface {
 	) (api.App, error)
 }
 
-// Deps are the components that a Service works with. All are required.
+// Deps are the components that a Service works with. All but Closed are required.
 type Deps struct {
 	Store  *store.DB
 	Apps   Apps
 	Dotenv func(text string) (map[string]string, error) // reads a dotenv file
+	// Closed, if not nil, is called with a preview that was deleted. It must not wait.
+	Closed func(preview store.App)
 }
 
 // Service takes deliveries. Make it with New.
@@ -64,6 +66,7 @@ type Service struct {
 	db     *store.DB
 	apps   Apps
 	dotenv func(text string) (map[string]string, error)
+	ended  func(store.App)
 }
 
 // New returns a service. url is the base of the API.
@@ -71,7 +74,11 @@ func New(url string, deps Deps) (*Service, error) {
 	if deps.Store == nil || deps.Apps == nil || deps.Dotenv == nil {
 		return nil, errors.New("hook: store, apps and a reader of dotenv files are required")
 	}
-	return &Service{url: strings.TrimSuffix(url, "/"), db: deps.Store, apps: deps.Apps, dotenv: deps.Dotenv}, nil
+	if deps.Closed == nil {
+		deps.Closed = func(store.App) {}
+	}
+	return &Service{url: strings.TrimSuffix(url, "/"), db: deps.Store, apps: deps.Apps, dotenv: deps.Dotenv,
+		ended: deps.Closed}, nil
 }
 
 // Path is where deliveries for an app come in.
@@ -350,6 +357,7 @@ func (s *Service) closed(ctx context.Context, row *store.App, number int) (Resul
 		if err != nil && api.CodeOf(err) != api.NotFound {
 			return out, err
 		}
+		s.ended(known[i])
 		out.Result = fmt.Sprintf("The preview %s is deleted.", known[i].Name)
 	}
 	return out, nil
