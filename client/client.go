@@ -40,6 +40,7 @@ type Client struct {
 	Volumes   *Volumes
 	Databases *Databases
 	Apps      *Apps
+	Schedules *Schedules
 	Templates *Templates
 	Tokens    *Tokens
 	Audit     *Audit
@@ -81,6 +82,7 @@ func New(baseURL, key string, opts ...Option) (*Client, error) {
 	c.Sandboxes, c.Files, c.Snapshots = &Sandboxes{c}, &Files{c}, &Snapshots{c}
 	c.Templates, c.Tokens, c.Workspaces = &Templates{c}, &Tokens{c}, &Workspaces{c}
 	c.Audit, c.Volumes, c.Databases, c.Apps = &Audit{c}, &Volumes{c}, &Databases{c}, &Apps{c}
+	c.Schedules = &Schedules{c}
 	return c, nil
 }
 

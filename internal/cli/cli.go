@@ -21,6 +21,7 @@ import (
 	"github.com/pandastack/pandastack/client"
 	"github.com/pandastack/pandastack/internal/cli/cmdutil"
 	"github.com/pandastack/pandastack/internal/cli/database"
+	"github.com/pandastack/pandastack/internal/cli/schedule"
 	"github.com/pandastack/pandastack/internal/cli/service"
 	"github.com/pandastack/pandastack/internal/cli/volume"
 	"github.com/pandastack/pandastack/internal/lib/config"
@@ -170,7 +171,8 @@ func (a *app) root() *cobra.Command {
 		}
 	}
 	add("node", a.up(), a.setup(), a.service(), a.doctor(), a.config(), a.version())
-	add("use", a.sandbox(), a.template(), a.snapshot(), volume.Command(a.Factory), database.Command(a.Factory))
+	add("use", a.sandbox(), a.template(), a.snapshot(), volume.Command(a.Factory), database.Command(a.Factory),
+		schedule.Command(a.Factory))
 	add("use", a.keys(), a.workspaces(), a.audit(), a.me())
 	add("measure", a.demo(), a.bench(), a.conformance())
 	return root

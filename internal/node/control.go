@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -24,7 +25,9 @@ import (
 	"github.com/pandastack/pandastack/internal/control/job"
 	"github.com/pandastack/pandastack/internal/control/metricshistory"
 	"github.com/pandastack/pandastack/internal/control/preview"
+	"github.com/pandastack/pandastack/internal/control/quota"
 	"github.com/pandastack/pandastack/internal/control/sandbox"
+	"github.com/pandastack/pandastack/internal/control/schedule"
 	"github.com/pandastack/pandastack/internal/control/store"
 	"github.com/pandastack/pandastack/internal/control/template"
 	"github.com/pandastack/pandastack/internal/control/volume"
@@ -35,6 +38,7 @@ import (
 	"github.com/pandastack/pandastack/internal/ingress/e2b"
 	"github.com/pandastack/pandastack/internal/ingress/e2b/envd"
 	"github.com/pandastack/pandastack/internal/ingress/httpapi"
+	"github.com/pandastack/pandastack/internal/ingress/httpapi/scheduleapi"
 	"github.com/pandastack/pandastack/internal/ingress/pgedge"
 	"github.com/pandastack/pandastack/internal/ingress/proxy"
 	"github.com/pandastack/pandastack/internal/ingress/repl"
@@ -51,47 +55,13 @@ func (n *node) control(
 	if err != nil {
 		return nil, nil, "", err
 	}
-	db, err := n.openStore(ctx, secret)
+	core, err := n.core(ctx, host, secret)
 	if err != nil {
 		return nil, nil, "", err
 	}
-	keys, err := auth.New(db, n.Log)
-	if err != nil {
-		return nil, nil, "", err
-	}
-	aliases, err := n.aliases()
-	if err != nil {
-		return nil, nil, "", err
-	}
-	registry, observe, err := n.metrics(host)
-	if err != nil {
-		return nil, nil, "", err
-	}
-	quotas, err := n.quotas(db, registry)
-	if err != nil {
-		return nil, nil, "", err
-	}
-	templates, err := template.New(host, db, aliases, quotas)
-	if err != nil {
-		return nil, nil, "", err
-	}
-	helpers, err := n.helpers(db, host)
-	if err != nil {
-		return nil, nil, "", err
-	}
-	boxes, err := sandbox.New(n.sandboxConfig(), sandbox.Deps{
-		Store: db, Host: host, Templates: templates, Quotas: quotas, Volumes: helpers, Observe: observe, Log: n.Log,
-		Budgets: n.shares.guests(),
-	})
-	if err != nil {
-		return nil, nil, "", err
-	}
-	jobs, err := job.New(job.Config{Exclusive: !db.Shared()}, db, n.Log)
-	if err != nil {
-		return nil, nil, "", err
-	}
+	db, boxes, templates, quotas, jobs := core.db, core.boxes, core.templates, core.quotas, core.jobs
 	volumes, err := n.volumes(volume.Deps{
-		Store: db, Host: host, Sandboxes: boxes, Helpers: helpers, Jobs: jobs, Quotas: quotas, Log: n.Log,
+		Store: db, Host: host, Sandboxes: boxes, Helpers: core.helpers, Jobs: jobs, Quotas: quotas, Log: n.Log,
 	})
 	if err != nil {
 		return nil, nil, "", err
@@ -103,12 +73,12 @@ func (n *node) control(
 		return nil, nil, "", err
 	}
 	workspaces, err := workspace.New(workspace.Deps{
-		Store: db, Quotas: quotas, Keys: keys, Sandboxes: boxes, Builds: builds, Log: n.Log,
+		Store: db, Quotas: quotas, Keys: core.keys, Sandboxes: boxes, Builds: builds, Log: n.Log,
 	})
 	if err != nil {
 		return nil, nil, "", err
 	}
-	log, err := n.auditLog(db, registry)
+	log, err := n.auditLog(db, core.registry)
 	if err != nil {
 		return nil, nil, "", err
 	}
@@ -117,6 +87,12 @@ func (n *node) control(
 		return nil, nil, "", err
 	}
 	past := metricshistory.New(boxes)
+	schedules, err := n.schedules(schedule.Deps{
+		Store: db, Jobs: jobs, Sandboxes: boxes, Templates: templates, Quotas: quotas, Log: n.Log,
+	})
+	if err != nil {
+		return nil, nil, "", err
+	}
 	dbs, err := n.databases(ctx, database.Deps{
 		Store: db, Sandboxes: boxes, Volumes: volumes, Templates: templates, Quotas: quotas, Log: n.Log,
 	}, boxes, log, secret)
@@ -124,15 +100,16 @@ func (n *node) control(
 		return nil, nil, "", err
 	}
 	handler, err = n.handler(services{
-		boxes, volumes, templates, builds, workspaces, workspace.Keys{Keys: keys, Quotas: quotas}, previews,
-		log, past, dbs, registry, secret,
+		boxes, volumes, templates, builds, workspaces, workspace.Keys{Keys: core.keys, Quotas: quotas}, previews,
+		log, past, dbs, schedules, core.registry, secret,
 	})
 	if err != nil {
 		return nil, nil, "", err
 	}
-	first, err = n.begin(ctx, keys, boxes, []loop{
-		{"audit log", log.Run}, {"keys", keys.Run}, {"sandboxes", boxes.Run}, {"files of volumes", helpers.Run},
-		{"volumes", volumes.Run}, {"jobs", jobs.Run}, {"builds", builds.Run}, {"history", past.Run},
+	first, err = n.begin(ctx, core.keys, boxes, []loop{
+		{"audit log", log.Run}, {"keys", core.keys.Run}, {"sandboxes", boxes.Run}, {"volumes", volumes.Run},
+		{"files of volumes", core.helpers.Run}, {"jobs", jobs.Run}, {"builds", builds.Run}, {"history", past.Run},
+		{"schedules", schedules.Run},
 	})
 	if err != nil {
 		return nil, nil, "", err
@@ -168,6 +145,54 @@ func (n *node) begin(
 	return first, nil
 }
 
+// core is what every service of the control plane is built on.
+type core struct {
+	db        *store.DB
+	keys      *auth.Keys
+	registry  *prometheus.Registry
+	quotas    *quota.Quotas
+	templates *template.Service
+	helpers   *helper.Helpers
+	boxes     *sandbox.Service
+	jobs      *job.Queue
+}
+
+// core creates the core of the control plane of a host.
+func (n *node) core(ctx context.Context, host hostapi.Host, secret []byte) (c core, err error) {
+	if c.db, err = n.openStore(ctx, secret); err != nil {
+		return c, err
+	}
+	if c.keys, err = auth.New(c.db, n.Log); err != nil {
+		return c, err
+	}
+	aliases, err := n.aliases()
+	if err != nil {
+		return c, err
+	}
+	var observe func(verb string, code api.Code, took time.Duration)
+	if c.registry, observe, err = n.metrics(host); err != nil {
+		return c, err
+	}
+	if c.quotas, err = n.quotas(c.db, c.registry); err != nil {
+		return c, err
+	}
+	if c.templates, err = template.New(host, c.db, aliases, c.quotas); err != nil {
+		return c, err
+	}
+	if c.helpers, err = n.helpers(c.db, host); err != nil {
+		return c, err
+	}
+	c.boxes, err = sandbox.New(n.sandboxConfig(), sandbox.Deps{
+		Store: c.db, Host: host, Templates: c.templates, Quotas: c.quotas, Volumes: c.helpers, Observe: observe,
+		Log: n.Log, Budgets: n.shares.guests(),
+	})
+	if err != nil {
+		return c, err
+	}
+	c.jobs, err = job.New(job.Config{Exclusive: !c.db.Shared()}, c.db, n.Log)
+	return c, err
+}
+
 // openStore opens the store of the control plane until the node stops.
 func (n *node) openStore(ctx context.Context, secret []byte) (*store.DB, error) {
 	db, err := store.Open(ctx, store.Config{
@@ -200,6 +225,18 @@ func (n *node) sandboxConfig() sandbox.Config {
 	return cfg
 }
 
+// schedules creates the service for schedules.
+func (n *node) schedules(deps schedule.Deps) (*schedule.Service, error) {
+	set := n.Config.Schedules
+	allowed, err := set.Allowed()
+	if err != nil {
+		return nil, err
+	}
+	return schedule.New(schedule.Config{
+		Concurrency: set.Parallel, PerWorkspace: set.PerWorkspace, Networks: allowed,
+	}, deps)
+}
+
 // volumes creates the service for volumes.
 func (n *node) volumes(deps volume.Deps) (*volume.Service, error) {
 	set := n.Config.Volume
@@ -226,6 +263,7 @@ type services struct {
 	log        *audit.Log
 	history    *metricshistory.History
 	databases  databases
+	schedules  *schedule.Service
 	registry   *prometheus.Registry
 	secret     []byte
 }
@@ -286,6 +324,7 @@ func (n *node) handler(f services) (http.Handler, error) {
 			Sandboxes:    f.sandboxes,
 			Volumes:      f.volumes,
 			Databases:    f.databases.api(),
+			Schedules:    scheduleapi.API{Schedules: f.schedules},
 			Templates:    f.templates,
 			Builds:       f.builds,
 			Workspaces:   f.workspaces,

@@ -30,6 +30,7 @@ const (
 	VolumeSnaps  Kind = "volume_snapshots"
 	Databases    Kind = "databases"
 	Apps         Kind = "apps"
+	Schedules    Kind = "schedules"
 	EgressRate   Kind = "egress_mbit"
 	Connections  Kind = "connections"
 	ConnectRate  Kind = "new_connections_per_s"
@@ -75,6 +76,7 @@ var kinds = []kindInfo{
 	{VolumeSnaps, "", 1, "delete snapshots of volumes", "Snapshots of volumes.", countVolumeSnapshots},
 	{Databases, "", 1, "delete databases", "Databases.", countDatabases},
 	{Apps, "", 1, "delete apps", "Apps, with their previews.", countApps},
+	{Schedules, "", 1, "delete schedules", "Schedules.", countSchedules},
 	{EgressRate, "Mbit/s", 1, "", "What each sandbox may send.", nil},
 	{Connections, "", 1, "", "Connections that each sandbox may have opened at once.", nil},
 	{ConnectRate, "per second", 1, "", "Connections that each sandbox may open.", nil},
@@ -176,6 +178,10 @@ func countApps(ctx context.Context, tx *store.Tx, workspace string) (int64, erro
 	return tx.CountApps(ctx, workspace)
 }
 
+func countSchedules(ctx context.Context, tx *store.Tx, workspace string) (int64, error) {
+	return tx.CountSchedules(ctx, workspace)
+}
+
 // infoOf returns the line of a kind.
 func infoOf(kind Kind) (kindInfo, bool) {
 	for _, info := range kinds {
@@ -203,7 +209,8 @@ func Defaults(set config.Quota) map[Kind]int64 {
 		Snapshots: int64(set.Snapshots), SnapshotSize: int64(set.SnapshotMiB),
 		Volumes: int64(set.Volumes), VolumeSize: int64(set.VolumeMiB), VolumeSnaps: int64(set.VolumeSnapshots),
 		Databases: int64(set.Databases), Apps: int64(set.Apps),
-		Uploads: int64(set.UploadMiB), Templates: int64(set.Templates), Builds: int64(set.Builds),
+		Schedules: int64(set.Schedules),
+		Uploads:   int64(set.UploadMiB), Templates: int64(set.Templates), Builds: int64(set.Builds),
 		EgressRate: int64(set.EgressMbit), Connections: int64(set.Connections), ConnectRate: int64(set.NewConnections),
 	}
 }

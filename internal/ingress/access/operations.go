@@ -119,6 +119,7 @@ const (
 	vol      = "/v1/volumes/{volume}"
 	dbs      = "/v1/databases/{database}"
 	app      = "/v1/apps/{app}"
+	cron     = "/v1/schedules/{schedule}"
 	template = "/v1/templates/{template}"
 	builds   = "/v1/templates/builds"
 )
@@ -188,6 +189,9 @@ var operationsV1 = map[string]Need{
 	"DELETE /v1/preview-repos/{repo}": lifecycle, "GET /v1/repos/{repo}/preview-env": read,
 	"PUT /v1/repos/{repo}/preview-env/{key}": lifecycle, "DELETE /v1/repos/{repo}/preview-env/{key}": lifecycle,
 	"POST /v1/repos/{repo}/preview-env/import": lifecycle,
+
+	"POST /v1/schedules": exec, "GET /v1/schedules": read, "GET " + cron: read, "PATCH " + cron: exec,
+	"DELETE " + cron: exec, "POST " + cron + "/trigger": exec, "GET " + cron + "/runs": read,
 
 	"GET " + box + "/ports": read, "POST " + box + "/ports": ports, "DELETE " + box + "/ports/{port}": ports,
 	"GET " + box + "/previews": ports, "DELETE " + box + "/previews": ports,

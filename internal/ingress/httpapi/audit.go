@@ -17,7 +17,11 @@ func (s *Server) recordAudit(rq *request, rt route, status int, began time.Time)
 		Face: access.V1, Pattern: rt.muxPattern(), Principal: rq.p, Token: bearer(rq.r), Action: rq.action,
 		Target: rq.target, Status: status, Request: string(rq.id()), Began: began,
 	}
-	for _, name := range []string{"sandbox", "snapshot", "template", "prefix", "workspace", "database", "app"} {
+	named := []string{
+		"sandbox", "snapshot", "template", "prefix",
+		"workspace", "database", "app", "schedule",
+	}
+	for _, name := range named {
 		if v := rq.r.PathValue(name); v != "" && call.Target == "" {
 			call.Target = v
 		}

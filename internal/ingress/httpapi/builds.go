@@ -10,31 +10,13 @@ import (
 	"strings"
 
 	"github.com/pandastack/pandastack/api"
-	"github.com/pandastack/pandastack/internal/control/auth"
 	"github.com/pandastack/pandastack/internal/control/build"
 	"github.com/pandastack/pandastack/internal/ingress/httpapi/buildform"
 	"github.com/pandastack/pandastack/internal/ingress/httpapi/execstream"
+	"github.com/pandastack/pandastack/internal/ingress/httpapi/services"
 )
 
-// Builds are the methods of *build.Service that this API uses.
-type Builds interface {
-	NewUpload(ctx context.Context, p auth.Principal, files bool) (*build.Upload, error)
-	Start(ctx context.Context, p auth.Principal, spec build.Spec, input *build.Upload) (api.Build, error)
-	Get(ctx context.Context, p auth.Principal, id api.BuildID) (api.Build, error)
-	List(ctx context.Context, p auth.Principal, name string) ([]api.Build, error)
-	Logs(
-		ctx context.Context,
-		p auth.Principal,
-		id api.BuildID,
-		after int64,
-		follow bool,
-		yield func(api.BuildLine) error,
-	) error
-	Cancel(ctx context.Context, p auth.Principal, id api.BuildID) (api.Build, error)
-	Retry(ctx context.Context, p auth.Principal, id api.BuildID, who *api.RegistryAuth) (api.Build, error)
-}
-
-func (rq *request) builds() (Builds, error) {
+func (rq *request) builds() (services.Builds, error) {
 	if rq.s.deps.Builds == nil {
 		return nil, api.Errorf(api.Unsupported, "this server builds no templates")
 	}
@@ -42,7 +24,7 @@ func (rq *request) builds() (Builds, error) {
 }
 
 // onBuild calls a method for the build in the path.
-func onBuild[T any](rq *request, do func(Builds, api.BuildID) (T, error)) (T, error) {
+func onBuild[T any](rq *request, do func(services.Builds, api.BuildID) (T, error)) (T, error) {
 	var none T
 	b, err := rq.builds()
 	if err != nil {
@@ -58,7 +40,7 @@ func onBuild[T any](rq *request, do func(Builds, api.BuildID) (T, error)) (T, er
 // uploadSink collects the files of a form in one upload.
 type uploadSink struct {
 	rq     *request
-	builds Builds
+	builds services.Builds
 	upload *build.Upload
 	whole  bool
 }
@@ -178,15 +160,19 @@ func listBuilds(rq *request) ([]api.Build, error) {
 }
 
 func getBuild(rq *request) (api.Build, error) {
-	return onBuild(rq, func(b Builds, id api.BuildID) (api.Build, error) { return b.Get(rq.r.Context(), rq.p, id) })
+	return onBuild(rq, func(b services.Builds, id api.BuildID) (api.Build, error) {
+		return b.Get(rq.r.Context(), rq.p, id)
+	})
 }
 
 func cancelBuild(rq *request) (api.Build, error) {
-	return onBuild(rq, func(b Builds, id api.BuildID) (api.Build, error) { return b.Cancel(rq.r.Context(), rq.p, id) })
+	return onBuild(rq, func(b services.Builds, id api.BuildID) (api.Build, error) {
+		return b.Cancel(rq.r.Context(), rq.p, id)
+	})
 }
 
 func retryBuild(rq *request, req api.RetryRequest) (api.Build, error) {
-	return onBuild(rq, func(b Builds, id api.BuildID) (api.Build, error) {
+	return onBuild(rq, func(b services.Builds, id api.BuildID) (api.Build, error) {
 		return b.Retry(rq.r.Context(), rq.p, id, req.Registry)
 	})
 }
@@ -206,7 +192,7 @@ func buildLogs(rq *request) error {
 		}
 	}
 	follow := rq.boolParam("follow")
-	_, err = onBuild(rq, func(b Builds, id api.BuildID) (struct{}, error) {
+	_, err = onBuild(rq, func(b services.Builds, id api.BuildID) (struct{}, error) {
 		// Access to the build is checked before the stream begins, so that a refusal is an HTTP error.
 		if _, err := b.Get(rq.r.Context(), rq.p, id); err != nil {
 			return struct{}{}, err

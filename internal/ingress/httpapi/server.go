@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
-	"net/url"
 	"path"
 	"strings"
 	"time"
@@ -14,9 +13,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/pandastack/pandastack/api"
-	"github.com/pandastack/pandastack/internal/contract/guestapi"
-	"github.com/pandastack/pandastack/internal/control/auth"
-	"github.com/pandastack/pandastack/internal/control/sandbox"
 	"github.com/pandastack/pandastack/internal/control/volume"
 	"github.com/pandastack/pandastack/internal/ingress/access"
 	"github.com/pandastack/pandastack/internal/ingress/httpapi/apimetrics"
@@ -24,7 +20,8 @@ import (
 	"github.com/pandastack/pandastack/internal/ingress/httpapi/bootstats"
 	"github.com/pandastack/pandastack/internal/ingress/httpapi/databaseapi"
 	"github.com/pandastack/pandastack/internal/ingress/httpapi/execstream"
-	"github.com/pandastack/pandastack/internal/ingress/proxy"
+	"github.com/pandastack/pandastack/internal/ingress/httpapi/scheduleapi"
+	"github.com/pandastack/pandastack/internal/ingress/httpapi/services"
 	"github.com/pandastack/pandastack/internal/ingress/repl"
 )
 
@@ -41,132 +38,24 @@ type Config struct {
 
 // Deps are the components that a Server calls. Sandboxes, Templates, Keys and Log are required.
 type Deps struct {
-	Sandboxes    Sandboxes
-	Templates    Templates
-	Builds       Builds     // nil: templates cannot be built
-	Workspaces   Workspaces // nil: workspaces cannot be managed
-	Keys         Keys
+	Sandboxes    services.Sandboxes
+	Templates    services.Templates
+	Builds       services.Builds     // nil: templates cannot be built
+	Workspaces   services.Workspaces // nil: workspaces cannot be managed
+	Keys         services.Keys
 	Volumes      *volume.Service        // nil: there are no volumes
 	Databases    databaseapi.API        // empty: there are no databases
 	Apps         appapi.API             // empty: there are no apps, and no routes of apps
-	Proxy        Forwarder              // forwards to ports; nil: the port proxy is unsupported
+	Schedules    scheduleapi.API        // empty: there are no schedules
+	Proxy        services.Forwarder     // forwards to ports; nil: the port proxy is unsupported
 	Cells        *repl.Runner           // runs cells of code and may be shared with other APIs; nil: one of its own
-	Previews     Previews               // records previews; nil: they are neither listed nor revoked
+	Previews     services.Previews      // records previews; nil: they are neither listed nor revoked
 	Metrics      *prometheus.Registry   // served at /metrics; nil: one of its own
-	UsageHistory UsageHistory           // measurements of sandboxes; nil: unsupported
+	UsageHistory services.UsageHistory  // measurements of sandboxes; nil: unsupported
 	Audit        access.AuditLog        // records calls; nil: nothing is recorded
 	Guard        *access.Guard          // may be shared with other APIs; nil: one without limits on rates
 	Memory       *execstream.MemoryPool // pays for what requests buffer, by workspace and sandbox; nil: no bounds
 	Log          *slog.Logger
-}
-
-// Sandboxes are the methods of *sandbox.Service that this API uses.
-type Sandboxes interface {
-	sandboxVerbs
-	snapshotVerbs
-	observeVerbs
-}
-
-type sandboxVerbs interface {
-	Create(ctx context.Context, p auth.Principal, req api.CreateRequest) (api.Sandbox, error)
-	List(ctx context.Context, p auth.Principal, f api.SandboxFilter) (sandbox.Page, error)
-	Get(ctx context.Context, p auth.Principal, id api.SandboxID) (api.Sandbox, error)
-	Delete(ctx context.Context, p auth.Principal, id api.SandboxID) error
-	Pause(ctx context.Context, p auth.Principal, id api.SandboxID) (api.Sandbox, error)
-	Resume(ctx context.Context, p auth.Principal, id api.SandboxID) (api.Sandbox, error)
-	Hibernate(ctx context.Context, p auth.Principal, id api.SandboxID) (api.Sandbox, error)
-	Wake(ctx context.Context, p auth.Principal, id api.SandboxID) (api.Sandbox, error)
-	Lifecycle(ctx context.Context, p auth.Principal, id api.SandboxID) (api.Lifecycle, error)
-	SetLifecycle(
-		ctx context.Context,
-		p auth.Principal,
-		id api.SandboxID,
-		patch api.LifecyclePatch,
-	) (api.Lifecycle, error)
-	Network(ctx context.Context, p auth.Principal, id api.SandboxID) (api.Network, error)
-	SetNetwork(ctx context.Context, p auth.Principal, id api.SandboxID, n api.Network) (api.Network, error)
-	Guest(ctx context.Context, p auth.Principal, id api.SandboxID) (guestapi.Guest, error)
-	GuestAndSandbox(ctx context.Context, p auth.Principal, id api.SandboxID) (guestapi.Guest, api.Sandbox, error)
-}
-
-type snapshotVerbs interface {
-	TakeSnapshot(ctx context.Context, p auth.Principal, id api.SandboxID, req api.SnapshotRequest) (api.Snapshot, error)
-	Snapshots(ctx context.Context, p auth.Principal, f api.SnapshotFilter) (sandbox.SnapshotPage, error)
-	Snapshot(ctx context.Context, p auth.Principal, id api.SnapshotID) (api.Snapshot, error)
-	DeleteSnapshot(ctx context.Context, p auth.Principal, id api.SnapshotID) error
-	PushSnapshot(ctx context.Context, p auth.Principal, id api.SnapshotID) (api.TransferResult, error)
-	PullSnapshot(
-		ctx context.Context,
-		p auth.Principal,
-		id api.SnapshotID,
-		req api.PullRequest,
-	) (api.TransferResult, error)
-	DeletePushed(ctx context.Context, p auth.Principal, id api.SnapshotID) error
-	Fork(ctx context.Context, p auth.Principal, id api.SandboxID, req api.ForkRequest) (api.ForkResponse, error)
-	ForkTree(ctx context.Context, p auth.Principal, id api.SandboxID, req api.ForkTreeRequest) (api.ForkTree, error)
-	Promote(ctx context.Context, p auth.Principal, id api.SandboxID, req api.PromoteRequest) (api.Promotion, error)
-}
-
-type observeVerbs interface {
-	Ports(ctx context.Context, p auth.Principal, id api.SandboxID) ([]api.Port, error)
-	DeclarePort(ctx context.Context, p auth.Principal, id api.SandboxID, req api.PortRequest) (api.Port, error)
-	RemovePort(ctx context.Context, p auth.Principal, id api.SandboxID, port int) error
-	Usage(ctx context.Context, p auth.Principal, id api.SandboxID) (api.Usage, error)
-	Logs(ctx context.Context, p auth.Principal, id api.SandboxID) (sandbox.Logs, error)
-	Events(ctx context.Context, p auth.Principal, id api.SandboxID, q sandbox.EventQuery) ([]sandbox.Event, error)
-	FollowEvents(
-		ctx context.Context,
-		p auth.Principal,
-		id api.SandboxID,
-		q sandbox.EventQuery,
-		yield func(sandbox.Event) error,
-	) error
-	Capacity(ctx context.Context) (api.Capacity, error)
-	Counts(ctx context.Context) (map[api.Status]int, error)
-}
-
-// Templates are the methods of *template.Service that this API uses.
-type Templates interface {
-	List(ctx context.Context, p auth.Principal) ([]api.Template, error)
-	Get(ctx context.Context, p auth.Principal, name string) (api.Template, error)
-	Bake(ctx context.Context, p auth.Principal, name string, req api.BakeRequest) (api.Template, error)
-	Delete(ctx context.Context, p auth.Principal, name string) error
-	Tag(ctx context.Context, p auth.Principal, name string, req api.TagRequest) (api.Template, error)
-	Untag(ctx context.Context, p auth.Principal, name, tag string) error
-}
-
-// Keys are the methods of *auth.Keys that this API uses.
-type Keys interface {
-	access.Keys
-	Create(ctx context.Context, p auth.Principal, req auth.KeyRequest) (auth.Key, string, error)
-	List(ctx context.Context, p auth.Principal) ([]auth.Key, error)
-	Revoke(ctx context.Context, p auth.Principal, prefix string) error
-	Rotate(
-		ctx context.Context,
-		p auth.Principal,
-		prefix string,
-		overlap time.Duration,
-	) (key auth.Key, token string, until time.Time, err error)
-}
-
-// Previews are the methods of *preview.Previews that this API uses.
-type Previews interface {
-	Record(ctx context.Context, p auth.Principal, sandbox api.SandboxID, info api.PreviewInfo) error
-	List(ctx context.Context, sandbox api.SandboxID) ([]api.PreviewInfo, error)
-	Revoke(ctx context.Context, sandbox api.SandboxID, id string) error
-	RevokeAll(ctx context.Context, p auth.Principal, sandbox api.SandboxID, earlier string) error
-	IsRevoked(ctx context.Context, id string) bool
-}
-
-// UsageHistory returns what sandboxes used over time; *metricshistory.History does.
-type UsageHistory interface {
-	HostUsage(ctx context.Context, p auth.Principal, id api.SandboxID) (api.HostUsage, error)
-	Series(ctx context.Context, p auth.Principal, id api.SandboxID, q url.Values) (api.Series, error)
-}
-
-// Forwarder forwards a request to a port of a sandbox; *proxy.Proxy does.
-type Forwarder interface {
-	Forward(w http.ResponseWriter, r *http.Request, rt proxy.Route)
 }
 
 // Server serves /v1. Make one with New.

@@ -32,6 +32,7 @@ func routes() []route {
 		fileRoutes(),
 		volumeRoutes(),
 		databaseRoutes(),
+		scheduleRoutes(),
 		portRoutes(),
 		templateRoutes(),
 		buildRoutes(),

@@ -5,25 +5,10 @@ import (
 
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/control/auth"
+	"github.com/pandastack/pandastack/internal/ingress/httpapi/services"
 )
 
-// Workspaces are the methods of *workspace.Service that this API uses.
-type Workspaces interface {
-	Own(ctx context.Context, p auth.Principal) (api.WorkspaceInfo, error)
-	Get(ctx context.Context, p auth.Principal, id api.Workspace) (api.WorkspaceInfo, error)
-	List(ctx context.Context, p auth.Principal, after api.Workspace, limit int) ([]api.WorkspaceInfo, error)
-	Create(ctx context.Context, p auth.Principal, req api.WorkspaceRequest) (api.WorkspaceCreated, error)
-	SetQuotas(
-		ctx context.Context,
-		p auth.Principal,
-		id api.Workspace,
-		patch api.QuotaPatch,
-	) (api.WorkspaceInfo, error)
-	Suspend(ctx context.Context, p auth.Principal, id api.Workspace) (api.WorkspaceInfo, error)
-	Resume(ctx context.Context, p auth.Principal, id api.Workspace) (api.WorkspaceInfo, error)
-}
-
-func (rq *request) workspaces() (Workspaces, error) {
+func (rq *request) workspaces() (services.Workspaces, error) {
 	if rq.s.deps.Workspaces == nil {
 		return nil, api.Errorf(api.Unsupported, "this server does not manage workspaces")
 	}
@@ -33,7 +18,7 @@ func (rq *request) workspaces() (Workspaces, error) {
 // onWorkspace calls a method for the workspace in the path.
 func onWorkspace(
 	rq *request,
-	do func(Workspaces, context.Context, auth.Principal, api.Workspace) (api.WorkspaceInfo, error),
+	do func(services.Workspaces, context.Context, auth.Principal, api.Workspace) (api.WorkspaceInfo, error),
 ) (api.WorkspaceInfo, error) {
 	w, err := rq.workspaces()
 	if err != nil {
@@ -50,14 +35,16 @@ func ownWorkspace(rq *request) (api.WorkspaceInfo, error) {
 	return w.Own(rq.r.Context(), rq.p)
 }
 
-func getWorkspace(rq *request) (api.WorkspaceInfo, error) { return onWorkspace(rq, Workspaces.Get) }
+func getWorkspace(rq *request) (api.WorkspaceInfo, error) {
+	return onWorkspace(rq, services.Workspaces.Get)
+}
 
 func suspendWorkspace(rq *request) (api.WorkspaceInfo, error) {
-	return onWorkspace(rq, Workspaces.Suspend)
+	return onWorkspace(rq, services.Workspaces.Suspend)
 }
 
 func resumeWorkspace(rq *request) (api.WorkspaceInfo, error) {
-	return onWorkspace(rq, Workspaces.Resume)
+	return onWorkspace(rq, services.Workspaces.Resume)
 }
 
 func setQuotas(rq *request, patch api.QuotaPatch) (api.WorkspaceInfo, error) {

@@ -41,6 +41,7 @@ type Node struct {
 	Volume      Volume      `yaml:"volume"`
 	Databases   Databases   `yaml:"databases"`
 	Apps        Apps        `yaml:"apps"`
+	Schedules   Schedules   `yaml:"schedules"`
 	ObjectStore ObjectStore `yaml:"object_store"`
 	Templates   Templates   `yaml:"templates"`
 	Build       Build       `yaml:"build"`
@@ -206,6 +207,7 @@ type Quota struct {
 	VolumeSnapshots int `yaml:"volume_snapshots" default:"1000"`
 	Databases       int `yaml:"databases" default:"100"`
 	Apps            int `yaml:"apps" default:"200"`
+	Schedules       int `yaml:"schedules" default:"1000"`
 
 	EgressMbit int `yaml:"egress_mbit" default:"0"`
 
@@ -241,9 +243,22 @@ type Build struct {
 func (b Build) Registries() []string { return list(b.InsecureRegistries) }
 
 // Allowed parses AllowNetworks.
-func (b Build) Allowed() ([]netip.Prefix, error) {
+func (b Build) Allowed() ([]netip.Prefix, error) { return networks(b.AllowNetworks) }
+
+// Schedules configures the runs of schedules.
+type Schedules struct {
+	Parallel      int    `yaml:"parallel" default:"16"`
+	PerWorkspace  int    `yaml:"per_workspace" default:"4"`
+	AllowNetworks string `yaml:"allow_networks" default:""`
+}
+
+// Allowed parses AllowNetworks.
+func (s Schedules) Allowed() ([]netip.Prefix, error) { return networks(s.AllowNetworks) }
+
+// networks parses a list of networks.
+func networks(text string) ([]netip.Prefix, error) {
 	var all []netip.Prefix
-	for _, text := range list(b.AllowNetworks) {
+	for _, text := range list(text) {
 		p, err := netip.ParsePrefix(text)
 		if err != nil {
 			return nil, fmt.Errorf("%q is not a network such as 10.1.0.0/16 or fd12:3456::/32", text)

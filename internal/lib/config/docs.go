@@ -168,6 +168,10 @@ var settingDocs = map[string]string{
 	"databases.base_interval":   "Time between base backups of a database. Restores read the log since the last one.",
 	"databases.spool_mib": "Log of one database that may wait on the disk of the host for the object store. Then " +
 		"nothing more is received; synchronous commits wait.",
+	"schedules.parallel":      "Runs of schedules at a time.",
+	"schedules.per_workspace": "Runs of schedules of one workspace at a time.",
+	"schedules.allow_networks": "Networks in CIDR notation, separated by commas, that requests of schedules may " +
+		"reach although they are not public, such as 10.1.0.0/16.",
 	"databases.rehearsal_hour": "Hour of the day, UTC, of the nightly rehearsal of a restore, 0 to 23.",
 
 	"quota.volumes": "Volumes that a workspace may have; 0 is unlimited.",
@@ -181,7 +185,9 @@ var settingDocs = map[string]string{
 	"apps.deployments": "Deployments of apps that are built or started at once.",
 	"quota.databases": "Databases that a workspace may have; 0 is unlimited. The machine and the volume of each also " +
 		"count as a sandbox and a volume.",
-	"quota.apps": "Apps that a workspace may have; 0 is unlimited. Their machines and snapshots also count as those.",
+	"quota.apps": "Apps that a workspace may have; 0 is unlimited. " +
+		"Their machines and snapshots also count as those.",
+	"quota.schedules": "Schedules that a workspace may have; 0 is unlimited.",
 	"quota.egress_mbit": "Mbit a second that each sandbox of a workspace may send, unless limits.network_out_mbit is " +
 		"lower; 0 is unlimited.",
 	"quota.connections": "Connections that each sandbox of a workspace may have opened at once, unless " +

@@ -305,6 +305,13 @@ func (n *Node) validateNetwork(bad func(string, string, ...any), atLeast func(st
 	if _, err := n.Network.Servers(); err != nil {
 		bad("network.resolvers", "%v", err)
 	}
+	if _, err := n.Schedules.Allowed(); err != nil {
+		bad("schedules.allow_networks", "%v", err)
+	}
+	if n.Schedules.Parallel < 1 || n.Schedules.PerWorkspace < 1 {
+		bad("schedules.parallel", "%d, with schedules.per_workspace %d: use at least 1", n.Schedules.Parallel,
+			n.Schedules.PerWorkspace)
+	}
 	if _, err := n.Build.Allowed(); err != nil {
 		bad("build.allow_networks", "%v", err)
 	}

@@ -25,6 +25,7 @@ func Run(t *testing.T, open func(t *testing.T) *store.DB) {
 		"database": databases, "database members": databaseMembers,
 		"volume": volumes, "volume lease": volumeLeases, "volume snapshot": volumeSnapshots,
 		"volume backup": volumeBackups,
+		"schedule":      schedules, "schedule run": scheduleRuns,
 	} {
 		t.Run(name, func(t *testing.T) { f(t, open(t)) })
 	}
