@@ -59,7 +59,8 @@ type Settings struct {
 // Git says what to clone. Token and Key reach git through its environment and a file in memory, and nothing else.
 type Git struct {
 	URL        string `json:"url"`
-	Ref        string `json:"ref,omitempty"` // branch, tag or commit; "" is the branch of the remote
+	Ref        string `json:"ref,omitempty"`    // branch, tag or commit; "" is the branch of the remote
+	Commit     string `json:"commit,omitempty"` // of Ref; "": the one that Ref is at
 	Token      string `json:"token,omitempty"`
 	Key        string `json:"key,omitempty"` // private key for ssh
 	Submodules bool   `json:"submodules,omitempty"`

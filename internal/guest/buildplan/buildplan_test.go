@@ -15,55 +15,19 @@ import (
 
 	"github.com/pandastack/pandastack/internal/contract/buildevent"
 	"github.com/pandastack/pandastack/internal/guest/buildplan"
+	"github.com/pandastack/pandastack/internal/guest/buildplan/plantest"
 )
-
-// stubMise responds to railpack as the program does from what a template has. To start the program of the tests for
-// each question takes longer than everything else.
-var stubMise = `#!/bin/sh
-case "$2" in
---version) echo ` + mise.Version + ` ;;
-latest)
-	tool=${3%@*} version=${3#*@}
-	[ $version != latest ] && [ $tool != go ] || version=
-	for found in "$TEST_INSTALLED/$tool/$version"*; do
-		[ -d "$found" ] && basename "$found" && exit
-	done
-	[ $tool = caddy ] && echo 2 ;;
-ls-remote) exit 1 ;;
-*) echo {} ;;
-esac
-`
 
 // fixture is a place in temporary directories, with tools that a template would have.
 type fixture struct {
 	t *testing.T
 	buildplan.Place
-	env map[string]string
 }
 
 func newFixture(t *testing.T) *fixture {
 	t.Helper()
-	dir := t.TempDir()
-	program := filepath.Join(dir, "pandastack-build")
-	if err := os.WriteFile(program, []byte(stubMise), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	f := &fixture{t: t, Place: buildplan.Place{
-		Dir: filepath.Join(dir, "work"), App: filepath.Join(dir, "app"), Root: filepath.Join(dir, "root"),
-		Installed: filepath.Join(dir, "installs"), Mise: filepath.Join(dir, "mise"), Tools: filepath.Join(dir, "tools"),
-		Planner: buildplan.Machine.Planner, Program: program,
-	}}
-	f.env = map[string]string{"TEST_INSTALLED": f.Installed}
-	for _, tool := range []string{
-		"node/22.23.3", "python/3.11.2", "go/1.26.8", "bun/1.4.5", "pnpm/9.15.4", "uv/0.9.1", "yarn/1.22.22",
-		"rust/1.89.0",
-		"deno/2.5.0",
-	} {
-		if err := os.MkdirAll(filepath.Join(f.Installed, tool, "bin"), 0o755); err != nil {
-			t.Fatal(err)
-		}
-	}
-	return f
+	plantest.Lock(t)
+	return &fixture{t: t, Place: plantest.Place(t, t.TempDir())}
 }
 
 // source writes files of a source: path and content in turns.
@@ -92,9 +56,6 @@ func (f *fixture) run(verb string, req buildevent.Request) events {
 
 func (f *fixture) runContext(ctx context.Context, verb string, req buildevent.Request) events {
 	f.t.Helper()
-	if req.Env == nil {
-		req.Env = f.env
-	}
 	in, err := json.Marshal(req)
 	if err != nil {
 		f.t.Fatal(err)

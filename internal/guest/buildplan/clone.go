@@ -2,6 +2,7 @@ package buildplan
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"io/fs"
@@ -53,17 +54,7 @@ func (r *run) clone(ctx context.Context) error {
 	if err := git("remote", "add", "--", "origin", g.URL); err != nil {
 		return err
 	}
-	err := git("fetch", "--quiet", "--depth=1", "--no-tags", "--", "origin", ref)
-	if err != nil && commitForm.MatchString(ref) { // a server that does not give single commits
-		err = git("fetch", "--quiet", "--filter=blob:none", "--tags", "--", "origin",
-			"+refs/heads/*:refs/remotes/origin/*")
-		if err == nil {
-			err = git("checkout", "--quiet", "--detach", ref, "--")
-		}
-	} else if err == nil {
-		err = git("checkout", "--quiet", "--detach", "FETCH_HEAD", "--")
-	}
-	if err != nil {
+	if err := r.checkout(g, ref, git); err != nil {
 		return r.cloneFailed(ctx, err, ref)
 	}
 	if err := r.cloneRest(g, git); err != nil {
@@ -79,6 +70,24 @@ func (r *run) clone(ctx context.Context) error {
 	r.out.event(buildevent.Event{Kind: buildevent.KindSource, Source: source})
 	r.out.info("at commit %s", source.Commit)
 	return nil
+}
+
+// checkout fetches a commit and checks it out. Some servers do not give single commits, but branches with them.
+func (r *run) checkout(g *buildevent.Git, ref string, git func(...string) error) error {
+	wanted := cmp.Or(g.Commit, ref)
+	if err := git("fetch", "--quiet", "--depth=1", "--no-tags", "--", "origin", wanted); err == nil {
+		return git("checkout", "--quiet", "--detach", "FETCH_HEAD", "--")
+	} else if !commitForm.MatchString(wanted) {
+		return err
+	}
+	branches := []string{"+refs/heads/*:refs/remotes/origin/*"}
+	if g.Commit != "" && g.Ref != "" {
+		branches = append(branches, g.Ref)
+	}
+	if err := git(append([]string{"fetch", "--quiet", "--tags", "--", "origin"}, branches...)...); err != nil {
+		return err
+	}
+	return git("checkout", "--quiet", "--detach", wanted, "--")
 }
 
 // cloneRest brings in what the repository does not hold itself.

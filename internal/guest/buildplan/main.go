@@ -64,7 +64,7 @@ func (p Place) Main(ctx context.Context, args []string, stdin io.Reader, stdout,
 		return p.mise(ctx, args[1:], stdout, stderr)
 	}
 	if args[0] == "pack" {
-		if err := packWork(stdout, p.Dir); err != nil {
+		if err := p.pack(stdout, args[1:]); err != nil {
 			fmt.Fprintln(stderr, "pack:", err)
 			return 1
 		}

@@ -1,6 +1,7 @@
 package buildplan
 
 import (
+	"bytes"
 	"encoding/json"
 	"path"
 	"path/filepath"
@@ -146,11 +147,15 @@ func (r *run) config(dir string, s buildevent.Settings) (string, error) {
 	if s.StartCommand != "" {
 		object(all, "deploy")["startCommand"] = s.StartCommand
 	}
-	if data, err = json.Marshal(all); err != nil {
+	// railpack reads commands that are strings as they are written: no character may be escaped.
+	var out bytes.Buffer
+	enc := json.NewEncoder(&out)
+	enc.SetEscapeHTML(false)
+	if err := enc.Encode(all); err != nil {
 		return "", err
 	}
 	file := filepath.Join(r.Dir, "railpack.json")
-	if err := writePrivate(file, data); err != nil {
+	if err := writePrivate(file, out.Bytes()); err != nil {
 		return "", err
 	}
 	return filepath.Rel(dir, file)

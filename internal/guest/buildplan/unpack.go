@@ -190,8 +190,20 @@ func unwrap(dir string) error {
 	return os.Rename(outer, dir)
 }
 
-// packWork writes the source and the plan as a tar archive, without the repository's history.
-func packWork(w io.Writer, dir string) error {
+// pack writes a tar archive. Without arguments it has the source and the plan, with "context" the directory that is
+// built, both without the repository's history; with a directory of the app its regular files and directories.
+func (p Place) pack(w io.Writer, args []string) error {
+	dir, links := p.Dir, true
+	switch {
+	case len(args) == 1 && args[0] == "context":
+		plan, err := (&run{Place: p}).readPlan()
+		if err != nil {
+			return err
+		}
+		dir = filepath.Join(p.source(), plan.Source)
+	case len(args) == 1:
+		dir, links = (&run{Place: p}).inApp(args[0]), false
+	}
 	out := tar.NewWriter(w)
 	err := filepath.WalkDir(dir, func(at string, d fs.DirEntry, err error) error {
 		if err != nil {
@@ -203,6 +215,9 @@ func packWork(w io.Writer, dir string) error {
 		}
 		if d.IsDir() && d.Name() == ".git" {
 			return fs.SkipDir
+		}
+		if !links && !d.IsDir() && !d.Type().IsRegular() {
+			return nil
 		}
 		return packEntry(out, at, filepath.ToSlash(rel))
 	})
