@@ -67,7 +67,7 @@ test-templates: prepare ## bake every template and run its check from a restored
 test-memory: prepare ## boot guests of many memory sizes on every installed kernel
 	$(call released,$(SUDO) tools/test.sh memory)
 
-soak: prepare ## test/chaos with twenty times the rounds: kills, full disks, overload, a hostile tenant; about an hour
+soak: prepare ## test/chaos with twenty times the rounds: kills, full disks, overload, a hostile tenant; 50 kills of a database and its relay; about an hour
 	$(call released,$(SUDO) tools/test.sh soak)
 
 bench: SETUP := --bench

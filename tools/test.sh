@@ -38,9 +38,13 @@ e2e() { tagged e2e 20m; }
 clouds() { tagged clouds 20m gcs,azure; }
 slow() { tagged slow 240m; }
 
-# soak: what phase e2e does to a node in a few rounds, in many.
+# soak: what phase e2e does to a node, and to a database with its relay, in a few rounds, in many.
 soak() {
-	go test -tags e2e -vet=off -count=1 -timeout 180m -v ./test/chaos -chaos.scale 20
+	local status=0
+	go test -tags e2e -vet=off -count=1 -timeout 180m -v ./test/chaos -chaos.scale 20 || status=1
+	go test -tags e2e -vet=off -count=1 -timeout 30m -v -run '^TestKilledRelayAndServer$' \
+		./internal/control/database/walrelay -walrelay.rounds 50 || status=1
+	return $status
 }
 
 # memory: guests of more memory sizes than phase vm boots.

@@ -99,9 +99,13 @@ func (n *node) control(
 	if err != nil {
 		return nil, nil, "", err
 	}
+	served, err := n.apps(ctx, appDeps{db, boxes, volumes, dbs.service, templates, quotas, n.Log})
+	if err != nil {
+		return nil, nil, "", err
+	}
 	handler, err = n.handler(services{
 		boxes, volumes, templates, builds, workspaces, workspace.Keys{Keys: core.keys, Quotas: quotas}, previews,
-		log, past, dbs, schedules, core.registry, secret,
+		log, past, dbs, served, schedules, core.registry, secret,
 	})
 	if err != nil {
 		return nil, nil, "", err
@@ -115,6 +119,7 @@ func (n *node) control(
 		return nil, nil, "", err
 	}
 	dbs.run(ctx, n)
+	served.run(ctx, n)
 	return handler, dbs.edge, first, nil
 }
 
@@ -263,6 +268,7 @@ type services struct {
 	log        *audit.Log
 	history    *metricshistory.History
 	databases  databases
+	apps       apps
 	schedules  *schedule.Service
 	registry   *prometheus.Registry
 	secret     []byte
@@ -324,6 +330,7 @@ func (n *node) handler(f services) (http.Handler, error) {
 			Sandboxes:    f.sandboxes,
 			Volumes:      f.volumes,
 			Databases:    f.databases.api(),
+			Apps:         f.apps.api(),
 			Schedules:    scheduleapi.API{Schedules: f.schedules},
 			Templates:    f.templates,
 			Builds:       f.builds,

@@ -87,18 +87,9 @@ func (c databaseClient) until(id api.DatabaseID, want api.DatabaseStatus) (d api
 // connect logs in through the edge, by the name of the server.
 func (c databaseClient) connect(connection string) *pgx.Conn {
 	c.t.Helper()
-	conn, err := c.tryConnect(connection)
-	if err != nil {
-		c.t.Fatal(err)
-	}
-	return conn
-}
-
-// tryConnect is connect for a server that may refuse.
-func (c databaseClient) tryConnect(connection string) (*pgx.Conn, error) {
 	cfg, err := pgx.ParseConfig(connection)
 	if err != nil {
-		return nil, err
+		c.t.Fatal(err)
 	}
 	cfg.LookupFunc = func(context.Context, string) ([]string, error) { return []string{"127.0.0.1"}, nil }
 	cfg.DialFunc = func(ctx context.Context, _, address string) (net.Conn, error) {
@@ -106,7 +97,11 @@ func (c databaseClient) tryConnect(connection string) (*pgx.Conn, error) {
 	}
 	ctx, cancel := context.WithTimeout(c.t.Context(), nodelab.Limit)
 	defer cancel()
-	return pgx.ConnectConfig(ctx, cfg)
+	conn, err := pgx.ConnectConfig(ctx, cfg)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return conn
 }
 
 // rows returns the rows of the table t.

@@ -460,3 +460,5 @@ func (w *fixture) whole(when string) {
 			len(named))
 	}
 }
+
+func ref(pid uint32) guestapi.ProcessRef { return guestapi.ProcessRef{PID: pid} }

@@ -22,6 +22,12 @@ const (
 	roleReady   = "ready"
 )
 
+// The roles of machines of builds, and of what they leave.
+const (
+	roleBuild = "build"
+	roleBuilt = "built"
+)
+
 // Further keys of their metadata.
 const (
 	replicaKey    = "replica"

@@ -26,8 +26,8 @@ func (s *Service) followLinks(ctx context.Context, row *store.App) error {
 		return nil //nolint:nilerr // a database that cannot be asked has not changed
 	}
 	last, err := s.db.Read().Deployments(ctx, store.DeploymentQuery{App: row.ID, Limit: 1})
-	if err != nil || len(last) > 0 && (!api.DeploymentStatus(last[0].State).Ended() ||
-		last[0].ID != live.ID && last[0].Linked == hashOf(linked)) {
+	if err != nil || len(last) > 0 && (!api.DeploymentStatus(last[0].State).Ended() || // not at once again
+		last[0].State == string(api.DeploymentFailed) && time.Since(store.Time(last[0].Created)) < calm) {
 		return err
 	}
 	_, err = s.restart(ctx, row, OwnerKind, "the credentials of a linked database have changed")

@@ -15,12 +15,25 @@ func (s *Service) sweep(ctx context.Context, row *store.App) error {
 	if err != nil {
 		return err
 	}
-	page, err := s.boxes.List(ctx, as(row), api.SandboxFilter{Metadata: map[string]string{RoleKey: roleReplica}})
+	unbuilt, err := s.db.Read().Deployments(ctx, store.DeploymentQuery{App: row.ID, States: unended})
+	if err != nil {
+		return err
+	}
+	page, err := s.boxes.List(ctx, as(row), api.SandboxFilter{})
 	if err != nil {
 		return err
 	}
 	for _, box := range page.Sandboxes {
-		if slices.ContainsFunc(replicas, func(r store.Replica) bool { return r.ID == box.Metadata[replicaKey] }) {
+		used := true
+		switch box.Metadata[RoleKey] {
+		case roleReplica:
+			used = slices.ContainsFunc(replicas, func(r store.Replica) bool { return r.ID == box.Metadata[replicaKey] })
+		case roleBuild:
+			used = slices.ContainsFunc(unbuilt, func(d store.Deployment) bool {
+				return d.ID == box.Metadata[deploymentKey]
+			})
+		}
+		if used {
 			continue
 		}
 		if err := s.boxes.Delete(ctx, as(row), box.ID); err != nil && !ended(err) {
@@ -45,7 +58,7 @@ func (s *Service) sweepSnapshots(ctx context.Context, row *store.App) error {
 	}
 	for _, snap := range page.Snapshots {
 		of := snap.Metadata[deploymentKey]
-		if role := snap.Metadata[RoleKey]; role != roleReady && role != "built" || of == "" {
+		if role := snap.Metadata[RoleKey]; role != roleReady && role != roleBuilt || of == "" {
 			continue
 		}
 		used := slices.ContainsFunc(rows, func(d store.Deployment) bool {

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -17,6 +16,7 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
 	"github.com/pandastack/pandastack/internal/control/database/server"
 	"github.com/pandastack/pandastack/internal/control/store"
+	"github.com/pandastack/pandastack/internal/lib/scram"
 )
 
 // Errors of endpoints.
@@ -32,9 +32,6 @@ type Endpoint struct {
 	row      store.Database
 	networks []netip.Prefix
 	running  bool
-
-	mu      sync.Mutex
-	replica string // the last that DialReplica has chosen; guarded by mu
 }
 
 // Endpoint returns the database with an id, whatever its workspace, or ErrNoEndpoint.
@@ -204,16 +201,20 @@ func (e *Endpoint) Dial(ctx context.Context, port uint16) (net.Conn, error) {
 }
 
 // Keys returns the keys of RoleName for the holder of the broker token, or ErrBadToken.
-func (e *Endpoint) Keys(token string) (server.Keys, error) {
+func (e *Endpoint) Keys(token string) (scram.Keys, error) {
 	if subtle.ConstantTimeCompare([]byte(token), []byte(e.row.BrokerToken)) != 1 {
-		return server.Keys{}, ErrBadToken
+		return scram.Keys{}, ErrBadToken
 	}
-	keys, ok, err := server.CheckPassword(e.row.Verifier, e.row.Password)
+	v, err := scram.ParseVerifier(e.row.Verifier)
 	if err != nil {
-		return server.Keys{}, err
+		return scram.Keys{}, err
+	}
+	keys, ok, err := v.Check(e.row.Password)
+	if err != nil {
+		return scram.Keys{}, err
 	}
 	if !ok {
-		return server.Keys{}, api.Errorf(api.WrongState, "the password of %s was changed by SQL: reset the credentials",
+		return scram.Keys{}, api.Errorf(api.WrongState, "the password of %s was changed by SQL: reset the credentials",
 			RoleName)
 	}
 	return keys, nil

@@ -605,6 +605,54 @@ func TestHalfOpenConnections(t *testing.T) {
 	}
 }
 
+// TestPortScan connects and closes, at once and after a handshake. Nothing of that wakes the database, is held against
+// the address or is left.
+func TestPortScan(t *testing.T) {
+	e := start(t, func(_ *pgedge.Config, l *pgedge.Limits) { l.HalfOpen, l.HalfOpenPerAddress = 4, 4 })
+	e.db.change(func() { e.db.settings.Running = false })
+	scan := func(handshake bool) error {
+		c, err := net.Dial("tcp", e.address)
+		if err != nil {
+			return err
+		}
+		if handshake {
+			conn := tls.Client(c, &tls.Config{
+				RootCAs: e.roots, ServerName: "one." + suffix, NextProtos: []string{"postgresql"},
+			})
+			err = conn.HandshakeContext(t.Context())
+		}
+		_ = c.Close()
+		return err
+	}
+	for n := range 50 {
+		// A connection gets an error while those before it have not ended yet, since all have one address.
+		if err := scan(n%2 == 1); err != nil && n%2 == 0 {
+			t.Fatal(err)
+		}
+	}
+	deadline := time.After(limit)
+	for { // until the edge has seen the last ends
+		conn, err := e.connect(t)
+		if err == nil {
+			query(t, conn, "x", "SELECT 1")
+			break
+		}
+		if fault, ok := errors.AsType[*pgconn.PgError](err); !ok || fault.Code != "53300" {
+			t.Fatalf("connect after a scan: got %v, want success, or 53300 while ends are not seen", err)
+		}
+		select {
+		case <-deadline:
+			t.Fatalf("connections of a scan are left: %v", err)
+		default:
+		}
+	}
+	e.db.change(func() {
+		if e.db.wakes != 1 || len(e.db.params) != 1 {
+			t.Errorf("%d wakes and %d logins, want those of the client alone", e.db.wakes, len(e.db.params))
+		}
+	})
+}
+
 // A connection that says nothing is closed at the deadline.
 func TestStartupTimeout(t *testing.T) {
 	e := start(t, func(_ *pgedge.Config, l *pgedge.Limits) { l.StartupTimeout = time.Millisecond })

@@ -179,15 +179,19 @@ type Databases struct {
 	BaseInterval  time.Duration `yaml:"base_interval" default:"24h"`
 	SpoolMiB      int           `yaml:"spool_mib" default:"1024"`
 	RehearsalHour int           `yaml:"rehearsal_hour" default:"0"`
-	ReplicaLag    time.Duration `yaml:"replica_lag" default:"10s"`
 }
 
 // Apps configures the apps.
 type Apps struct {
-	Suffix      string        `yaml:"suffix" default:""`
-	Idle        time.Duration `yaml:"idle" default:"5m"`
-	Keep        int           `yaml:"keep" default:"5"`
-	Deployments int           `yaml:"deployments" default:"2"`
+	Suffix        string        `yaml:"suffix" default:""`
+	Template      string        `yaml:"template" default:"base"`
+	Idle          time.Duration `yaml:"idle" default:"5m"`
+	Keep          int           `yaml:"keep" default:"5"`
+	Deployments   int           `yaml:"deployments" default:"2"`
+	BuildTimeout  time.Duration `yaml:"build_timeout" default:"30m"`
+	UploadMiB     int           `yaml:"upload_mib" default:"1024"`
+	RepositoryMiB int           `yaml:"repository_mib" default:"4096"`
+	PushMiB       int           `yaml:"push_mib" default:"512"`
 }
 
 // Quota holds the quotas of workspaces that have none of their own; 0 is unlimited.

@@ -173,8 +173,6 @@ var settingDocs = map[string]string{
 	"schedules.allow_networks": "Networks in CIDR notation, separated by commas, that requests of schedules may " +
 		"reach although they are not public, such as 10.1.0.0/16.",
 	"databases.rehearsal_hour": "Hour of the day, UTC, of the nightly rehearsal of a restore, 0 to 23.",
-	"databases.replica_lag": "Read replicas that are further behind their primary get no new connections; at " +
-		"least 1s.",
 
 	"quota.volumes": "Volumes that a workspace may have; 0 is unlimited.",
 	"quota.volume_mib": "Sum of the sizes of a workspace's volumes. They take space only for what is written to " +
@@ -182,9 +180,14 @@ var settingDocs = map[string]string{
 	"quota.volume_snapshots": "Snapshots of volumes that a workspace may have; 0 is unlimited.",
 	"apps.suffix": "Domain of the apps' host names, <name>.<suffix>. Every name below it must lead to this server. " +
 		"Empty: app. and the host of public_url, or app.localhost.",
-	"apps.idle":        "Time without requests after which an app sleeps if its creator names none.",
-	"apps.keep":        "Ended deployments of an app that are kept for rollbacks.",
-	"apps.deployments": "Deployments of apps that are built or started at once.",
+	"apps.template":       "Template of the machines in which apps are built, for apps that name none.",
+	"apps.build_timeout":  "Limit of the build of a deployment.",
+	"apps.upload_mib":     "Size of an archive of files that is uploaded to be deployed.",
+	"apps.repository_mib": "Size of the volume with the repository of an app that is pushed to.",
+	"apps.push_mib":       "What one git push to an app may send.",
+	"apps.idle":           "Time without requests after which an app sleeps if its creator names none.",
+	"apps.keep":           "Ended deployments of an app that are kept for rollbacks.",
+	"apps.deployments":    "Deployments of apps that are built or started at once.",
 	"quota.databases": "Databases that a workspace may have; 0 is unlimited. The machine and the volume of each also " +
 		"count as a sandbox and a volume.",
 	"quota.apps": "Apps that a workspace may have; 0 is unlimited. " +

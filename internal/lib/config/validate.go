@@ -154,6 +154,20 @@ func (n *Node) validateApps(bad func(string, string, ...any)) {
 	if !isPreviewDomain(a.Suffix) || strings.Contains(a.Suffix, ":") {
 		bad("apps.suffix", "%q is not a domain such as app.example.com", a.Suffix)
 	}
+	if a.Template == "" {
+		bad("apps.template", "is empty; name a template such as base")
+	}
+	if a.BuildTimeout < time.Second {
+		bad("apps.build_timeout", "%v is too short; use 1s or more", a.BuildTimeout)
+	}
+	for _, v := range []struct {
+		name string
+		mib  int
+	}{{"apps.upload_mib", a.UploadMiB}, {"apps.repository_mib", a.RepositoryMiB}, {"apps.push_mib", a.PushMiB}} {
+		if v.mib < 1 || v.mib > maxVolumeMiB {
+			bad(v.name, "%d is not from 1 to %d", v.mib, maxVolumeMiB)
+		}
+	}
 	if a.Idle < minAppIdle {
 		bad("apps.idle", "%v is too short; use %v or more", a.Idle, minAppIdle)
 	}
@@ -190,9 +204,6 @@ func (n *Node) validateDatabaseBackups(bad func(string, string, ...any)) {
 		if v.value < v.least || v.value > v.most {
 			bad(v.key, "%d is out of range; use %d to %d", v.value, v.least, v.most)
 		}
-	}
-	if d.ReplicaLag < time.Second {
-		bad("databases.replica_lag", "%v is too short; use 1s or more", d.ReplicaLag)
 	}
 	if d.BaseInterval < minBaseInterval {
 		bad("databases.base_interval", "%v is too short; use %v or more", d.BaseInterval, minBaseInterval)

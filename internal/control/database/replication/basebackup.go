@@ -18,8 +18,7 @@ type BackupSink struct {
 	Begin func(start wal.LSN, t wal.Timeline) error
 	// Archive gets the bytes of the tar archive of the data directory.
 	Archive func(data []byte) error
-	// Manifest gets the bytes of the backup manifest, which follows the archive. nil: the server makes none, and
-	// computes no hashes.
+	// Manifest gets the bytes of the backup manifest, which follows the archive.
 	Manifest func(data []byte) error
 }
 
@@ -36,11 +35,8 @@ func (c *Conn) BaseBackup(label string, idle time.Duration, sink BackupSink) (st
 	}
 	timer := time.AfterFunc(idle, func() { _ = c.net.Close() }) // the reader reports it
 	defer timer.Stop()
-	manifest := "MANIFEST 'yes', MANIFEST_CHECKSUMS 'SHA256'"
-	if sink.Manifest == nil {
-		manifest = "MANIFEST 'no'"
-	}
-	err = c.send("BASE_BACKUP (LABEL '" + label + "', CHECKPOINT 'fast', WAIT false, " + manifest + ")")
+	err = c.send("BASE_BACKUP (LABEL '" + label + "', CHECKPOINT 'fast', WAIT false, MANIFEST 'yes', " +
+		"MANIFEST_CHECKSUMS 'SHA256')")
 	if err != nil {
 		return 0, err
 	}
@@ -126,7 +122,7 @@ func (b *backup) data(data []byte) error {
 		b.write = b.sink.Archive
 		return nil
 	case 'm':
-		if b.manifest || b.archives == 0 || b.sink.Manifest == nil {
+		if b.manifest || b.archives == 0 {
 			return errors.New("base backup: the server sent an unexpected manifest")
 		}
 		b.manifest, b.write = true, b.sink.Manifest
@@ -143,7 +139,7 @@ func (b *backup) data(data []byte) error {
 }
 
 func (b *backup) complete() error {
-	if b.stop == 0 || b.archives != 1 || b.manifest != (b.sink.Manifest != nil) {
+	if b.stop == 0 || b.archives != 1 || !b.manifest {
 		return errors.New("base backup: the server ended it early")
 	}
 	return nil

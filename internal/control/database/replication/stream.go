@@ -23,7 +23,7 @@ type Stream struct {
 type Message struct {
 	Start     wal.LSN   // of Data
 	Data      []byte    // valid until the following call of Next
-	ServerEnd wal.LSN   // end of the log on the server's disk
+	ServerEnd wal.LSN   // end of the log on the server's disk, read before Sent; without Data, of what was sent
 	Sent      time.Time // by the server's clock
 	Reply     bool      // the server wants an acknowledgement now
 }

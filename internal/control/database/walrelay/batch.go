@@ -43,17 +43,34 @@ func (r *Relay) receive(stream source, at position) (err error) {
 	}
 }
 
+// sign is what is kept of a message of the server.
+type sign struct {
+	sent time.Time
+	asks bool // it has no data, and asks for an acknowledgement
+}
+
+// covers returns the time at which the log ended where a message says, or before; zero if it does not say so. Times of
+// messages are read after the end that they name, so the time is that of the message before: the server reads the end
+// of its log for each message with data. Without data a message only names what was sent; the server has looked for
+// more since the one before if that asked for an acknowledgement, too, which it waits for.
+func (b *batch) covers(m replication.Message) time.Time {
+	if len(m.Data) > 0 || m.Reply && b.last.asks {
+		return b.last.sent
+	}
+	return time.Time{}
+}
+
 // batch is what a stream has sent and what is not yet durable.
 type batch struct {
 	r      *Relay
 	stream source
 	fires  sync.WaitGroup // of the timer
 
-	mu      sync.Mutex          // guards the segment that is being received, and what follows
-	pending int                 // bytes that are not durable
-	last    replication.Message // without data
-	timer   *time.Timer         // set while it runs
-	err     error               // of an acknowledgement by the timer
+	mu      sync.Mutex  // guards the segment that is being received, and what follows
+	pending int         // bytes that are not durable
+	last    sign        // the message before
+	timer   *time.Timer // set while it runs
+	err     error       // of an acknowledgement by the timer
 }
 
 // take writes a message to the spool. It acknowledges, or leaves that to a later message or to the timer.
@@ -72,8 +89,8 @@ func (b *batch) take(m replication.Message) error {
 		}
 		b.pending += len(m.Data)
 	}
-	b.last, b.last.Data = m, nil
-	b.r.observe(m)
+	b.r.observe(m.ServerEnd, b.covers(m))
+	b.last = sign{m.Sent, m.Reply && len(m.Data) == 0}
 	switch {
 	case b.pending >= batchBytes, m.Reply:
 		return b.acknowledge()
@@ -115,11 +132,12 @@ func (b *batch) sync() error {
 	}
 	b.pending = 0
 	received := b.r.spool.received()
+	covered := b.r.covered(received).At
 	// While the stream repeats what the spool has, the status stays.
 	b.r.update(func(s *Status) {
 		s.Flushed, s.Received = max(s.Flushed, received), max(s.Received, received)
-		if !b.last.Sent.IsZero() && b.last.ServerEnd <= received {
-			s.Covered = b.last.Sent
+		if covered.After(s.Covered) {
+			s.Covered = covered
 		}
 	})
 	return nil

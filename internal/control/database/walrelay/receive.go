@@ -292,23 +292,23 @@ func (r *Relay) endTimeline(conn *replication.Conn, end *replication.TimelineEnd
 	return r.spool.begin(end.Next, wal.SegmentAt(end.Next, end.At).Start())
 }
 
-// observe remembers the end of the server's log and the time at which the spool had all of it.
-func (r *Relay) observe(m replication.Message) {
+// observe remembers the end of the server's log, and that it was this or less at a time, unless that is zero.
+func (r *Relay) observe(end wal.LSN, at time.Time) {
 	received := r.spool.received()
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.status.Server = m.ServerEnd
-	if m.ServerEnd > received {
+	r.status.Server = end
+	if end > received || at.IsZero() {
 		return
 	}
 	if last := len(r.cover) - 1; last >= 0 && r.cover[last].at == received {
-		r.cover[last].time = m.Sent
+		r.cover[last].time = at
 		return
 	}
 	if len(r.cover) == maxCoverage {
 		r.cover = append(r.cover[:0], r.cover[maxCoverage/2:]...)
 	}
-	r.cover = append(r.cover, coverage{received, m.Sent})
+	r.cover = append(r.cover, coverage{received, at})
 }
 
 // covered returns the newest time at which the server's log ended at a position or before.

@@ -369,8 +369,8 @@ func TestDeadStore(t *testing.T) {
 	r := g.relay()
 	r.cfg.SpoolBytes = wal.SegmentBytes + 1<<20 // the first segment, and no room for another
 	acked, err := run(r, l, l.End())
-	if !errors.Is(err, errSpoolFull) || acked >= l.End() {
-		t.Fatalf("acknowledged %v, %v; want errSpoolFull", acked, err)
+	if !errors.Is(err, errSpoolFull) || acked <= l.Start() || acked >= l.End() {
+		t.Fatalf("acknowledged %v, %v; want what has room in the spool, and errSpoolFull", acked, err)
 	}
 	if err := upload(t.Context(), r); err == nil {
 		t.Fatal("upload to a dead store: got nil, want an error")

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
@@ -132,7 +133,13 @@ func restored(t *testing.T, a *archive.Archive) *pglab.Server {
 	return s
 }
 
-// client inserts numbers and keeps those whose commit was confirmed.
+// killRounds is how often TestKilledRelayAndServer kills; the soak asks for more.
+var killRounds = flag.Int("walrelay.rounds", 6, "rounds of TestKilledRelayAndServer")
+
+// clients is how many clients work at once.
+const clients = 4
+
+// client moves money and inserts numbers, in one transaction each, and keeps those whose commit was confirmed.
 func client(ctx context.Context, s *pglab.Server, from int, confirmed *atomic.Int64) {
 	conn, err := s.TryConnect(ctx)
 	if err != nil {
@@ -140,10 +147,27 @@ func client(ctx context.Context, s *pglab.Server, from int, confirmed *atomic.In
 	}
 	defer conn.Close(context.WithoutCancel(ctx))
 	for n := from; ctx.Err() == nil; n++ {
-		if _, err := conn.PgConn().Exec(ctx, "insert into a values ("+strconv.Itoa(n)+")").ReadAll(); err != nil {
+		sql := fmt.Sprintf("begin; update accounts set balance = balance + 1 where id = %d; "+
+			"insert into a values (%d); commit", rand.IntN(1000), n)
+		if _, err := conn.PgConn().Exec(ctx, sql).ReadAll(); err != nil {
 			return
 		}
 		confirmed.Store(int64(n))
+	}
+}
+
+// wantIntact checks every table and every B-tree index of a server.
+func wantIntact(t *testing.T, s *pglab.Server) {
+	t.Helper()
+	s.Exec("create extension amcheck")
+	if got := s.Value(`select count(*) from pg_class c, lateral verify_heapam(c.oid)
+		where c.relkind in ('r', 't', 'm')`); got != "0" {
+		t.Errorf("%s rows of tables are damaged", got)
+	}
+	if got := s.Value(`select count(bt_index_check(c.oid, true)) > 100 from pg_index i
+		join pg_class c on c.oid = i.indexrelid join pg_am a on a.oid = c.relam
+		where a.amname = 'btree' and i.indisvalid`); got != "t" {
+		t.Errorf("more than 100 indexes were checked: %s", got)
 	}
 }
 
@@ -170,37 +194,42 @@ func startProcess(t *testing.T, s *pglab.Server, dir string) (kill func()) {
 }
 
 // In synchronous mode, every confirmed commit is in the restored database, after kills of the server and of the relay
-// at random moments, and a final loss of the server with its data.
+// at random moments, and a final loss of the server with its data. What is restored is intact.
 func TestKilledRelayAndServer(t *testing.T) {
 	s := pglab.New(t, "synchronous_standby_names=relay")
 	dir := t.TempDir()
 	a := openArchive(t, dir+"/store")
 	r := startRelay(t, s, a, dir+"/spool")
-	s.Exec("create table a (b int primary key)")
+	s.Exec("create table a (b int primary key); create table accounts (id int primary key, balance int); " +
+		"insert into accounts select n, 0 from generate_series(0, 999) n")
 	take(t, s, r, a)
 	r.stop()
 	kill := startProcess(t, s, dir)
 	random := rand.New(rand.NewPCG(1, 2))
-	const rounds = 6
-	var confirmed [rounds + 1]atomic.Int64 // the last number of each round
+	rounds := *killRounds
+	confirmed := make([][clients]atomic.Int64, rounds+1) // the last number of each round and client
+	first := func(round, n int) int { return (round*clients + n) * 100_000 }
 	for round := range rounds + 1 {
 		// Every round has numbers of its own: a commit that was not confirmed may be there.
-		from := round * 1_000_000
 		ctx, cancel := context.WithCancel(t.Context())
-		var clients sync.WaitGroup
-		clients.Go(func() { client(ctx, s, from, &confirmed[round]) })
-		target := int64(from + 20 + random.IntN(200))
-		waitUntil(t, fmt.Sprintf("round %d", round), func() bool { return confirmed[round].Load() >= target })
-		if round%2 == 0 {
+		var group sync.WaitGroup
+		for n := range clients {
+			confirmed[round][n].Store(-1)
+			group.Go(func() { client(ctx, s, first(round, n), &confirmed[round][n]) })
+		}
+		target := int64(first(round, 0) + 5 + random.IntN(100))
+		waitUntil(t, fmt.Sprintf("round %d", round), func() bool { return confirmed[round][0].Load() >= target })
+		server := round == rounds || round%2 == 0
+		if server {
 			s.Kill()
 		} else {
 			kill()
 		}
 		cancel()
-		clients.Wait()
+		group.Wait()
 		switch {
 		case round == rounds: // the server is gone for good
-		case round%2 == 0:
+		case server:
 			s.Start()
 		default:
 			kill = startProcess(t, s, dir)
@@ -209,13 +238,22 @@ func TestKilledRelayAndServer(t *testing.T) {
 	kill()
 	startRelay(t, s, a, dir+"/spool").stop() // which brings the spool to the archive
 	copied := restored(t, a)
+	commits := 0
 	for round := range rounds + 1 {
-		from, to := round*1_000_000, int(confirmed[round].Load())
-		sql := fmt.Sprintf("select count(*) from a where b between %d and %d", from, to)
-		if got, want := number(t, copied.Value(sql)), to-from+1; got != want {
-			t.Errorf("the restored database has %d of %d confirmed rows of round %d", got, want, round)
+		for n := range clients {
+			from, to := first(round, n), int(confirmed[round][n].Load())
+			if to < from {
+				continue
+			}
+			sql := fmt.Sprintf("select count(*) from a where b between %d and %d", from, to)
+			if got, want := number(t, copied.Value(sql)), to-from+1; got != want {
+				t.Errorf("restored: %d of %d confirmed rows of client %d in round %d", got, want, n, round)
+			}
+			commits += to - from + 1
 		}
 	}
+	t.Logf("%d confirmed commits, %d kills", commits, rounds+1)
+	wantIntact(t, copied)
 	if v, err := a.Scrub(t.Context(), archive.Scrub{Share: 1}); err != nil || !v.Intact() {
 		t.Errorf("Scrub = %+v, %v", v, err)
 	}

@@ -1,0 +1,171 @@
+package node
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/netip"
+	"net/url"
+	"os"
+	"path/filepath"
+
+	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/internal/control/app"
+	"github.com/pandastack/pandastack/internal/control/app/builder"
+	"github.com/pandastack/pandastack/internal/control/app/repo"
+	"github.com/pandastack/pandastack/internal/control/app/staticfiles"
+	"github.com/pandastack/pandastack/internal/control/app/upload"
+	"github.com/pandastack/pandastack/internal/control/auth"
+	"github.com/pandastack/pandastack/internal/control/database"
+	"github.com/pandastack/pandastack/internal/control/quota"
+	"github.com/pandastack/pandastack/internal/control/sandbox"
+	"github.com/pandastack/pandastack/internal/control/store"
+	"github.com/pandastack/pandastack/internal/control/template"
+	"github.com/pandastack/pandastack/internal/control/volume"
+	"github.com/pandastack/pandastack/internal/ingress/httpapi/appapi"
+	"github.com/pandastack/pandastack/internal/lib/blob"
+)
+
+// apps is the service for apps with what it is made of.
+type apps struct {
+	suffix  string
+	service *app.Service
+	uploads *upload.Service
+	repos   *repo.Service
+	files   *staticfiles.Files
+}
+
+// appDeps are the parts of the control plane that apps need.
+type appDeps struct {
+	store     *store.DB
+	sandboxes *sandbox.Service
+	volumes   *volume.Service
+	databases *database.Service // nil: none
+	templates *template.Service
+	quotas    *quota.Quotas
+	log       *slog.Logger
+}
+
+// buildProgram builds apps in machines. It is in the directory of the guest agent.
+const buildProgram = "pandastack-build"
+
+// appSuffix returns the domain of the apps' host names.
+func (n *node) appSuffix() string {
+	if s := n.Config.Apps.Suffix; s != "" {
+		return s
+	}
+	if u, err := url.Parse(n.Config.PublicURL); err == nil && u.Hostname() != "" {
+		if _, err := netip.ParseAddr(u.Hostname()); err != nil { // no name is below an address
+			return "app." + u.Hostname()
+		}
+	}
+	return "app.localhost"
+}
+
+// apps creates the service for apps.
+func (n *node) apps(ctx context.Context, deps appDeps) (a apps, err error) {
+	set := n.Config.Apps
+	a.suffix = n.appSuffix()
+	if a.files, err = n.staticFiles(ctx); err != nil {
+		return a, err
+	}
+	a.uploads, err = upload.New(upload.Config{Dir: n.path("apps", "uploads"), MaxBytes: int64(set.UploadMiB) << 20},
+		deps.store, deps.quotas, deps.log)
+	if err != nil {
+		return a, err
+	}
+	a.repos, err = repo.New(repo.Config{Template: set.Template, VolumeMiB: set.RepositoryMiB, PushMiB: set.PushMiB},
+		deps.sandboxes, deps.volumes, deps.log)
+	if err != nil {
+		return a, err
+	}
+	program := filepath.Join(filepath.Dir(n.Config.Agent()), buildProgram)
+	builds, err := builder.New(
+		builder.Config{Template: set.Template, Program: program, Timeout: set.BuildTimeout},
+		builder.Deps{
+			Sandboxes: deps.sandboxes, Finder: appFinder{deps.sandboxes}, Templates: deps.templates,
+			Uploads: appUploads{a.uploads}, Files: a.files, Repositories: appRepositories{}, Log: deps.log,
+		},
+	)
+	if err != nil {
+		return a, err
+	}
+	u, err := url.Parse(n.apiURL)
+	if err != nil {
+		return a, fmt.Errorf("address of the API: %w", err)
+	}
+	needs := app.Deps{
+		Store: deps.store, Sandboxes: deps.sandboxes, Volumes: deps.volumes, Templates: deps.templates, Builder: builds,
+		Quotas: deps.quotas, Log: deps.log,
+		HasUpload: func(_ context.Context, id api.AppID, upload string) error { return a.uploads.Has(id, upload) },
+		Forget:    []func(context.Context, api.AppID) error{a.uploads.Forget, a.repos.Forget},
+	}
+	if deps.databases != nil {
+		needs.Databases = deps.databases
+	}
+	a.service, err = app.New(app.Config{
+		Suffix: a.suffix, Scheme: cmp.Or(u.Scheme, "http"), Port: u.Port(), URL: n.apiURL, Idle: set.Idle,
+		Keep: set.Keep, Concurrency: set.Deployments,
+	}, needs)
+	return a, err
+}
+
+// api returns what the API offers of apps.
+func (a apps) api() appapi.API {
+	return appapi.API{Apps: a.service, Uploads: a.uploads}
+}
+
+// run runs what apps need.
+func (a apps) run(ctx context.Context, n *node) {
+	n.run(ctx, "uploads of apps", a.uploads.Run)
+	n.run(ctx, "repositories of apps", a.repos.Run)
+	n.run(ctx, "apps", a.service.Run)
+}
+
+// staticFiles opens where the files of apps are kept that are served without a machine.
+func (n *node) staticFiles(ctx context.Context) (*staticfiles.Files, error) {
+	temporary := n.path("apps", "spool")
+	if err := os.RemoveAll(temporary); err != nil {
+		return nil, fmt.Errorf("apps: %w", err)
+	}
+	if err := os.MkdirAll(temporary, 0o700); err != nil {
+		return nil, fmt.Errorf("apps: %w", err)
+	}
+	files, err := blob.Open(ctx, "file://"+n.path("apps", "files"), blob.Options{})
+	if err != nil {
+		return nil, fmt.Errorf("apps: %w", err)
+	}
+	n.undo.Push("close files of apps", func(context.Context) error { return files.Close() })
+	return staticfiles.New(files, temporary, staticfiles.Limits{}), nil
+}
+
+// appFinder lists what an app has.
+type appFinder struct{ boxes *sandbox.Service }
+
+func (f appFinder) Machines(ctx context.Context, p auth.Principal) ([]api.Sandbox, error) {
+	page, err := f.boxes.List(ctx, p, api.SandboxFilter{})
+	return page.Sandboxes, err
+}
+
+func (f appFinder) Snapshots(ctx context.Context, p auth.Principal) ([]api.Snapshot, error) {
+	page, err := f.boxes.Snapshots(ctx, p, api.SnapshotFilter{})
+	return page.Snapshots, err
+}
+
+// appUploads has the archives that deployments are made of.
+type appUploads struct{ uploads *upload.Service }
+
+func (u appUploads) Open(ctx context.Context, id api.AppID, name string) (io.ReadCloser, error) {
+	_, r, err := u.uploads.Open(ctx, id, name)
+	return r, err
+}
+
+// appRepositories says where machines of builds find the repositories that are pushed to.
+type appRepositories struct{}
+
+func (appRepositories) Source(_ context.Context, id api.AppID) (api.VolumeMount, string, error) {
+	const at = "/run/repository"
+	return api.VolumeMount{Name: repo.VolumeName(id), MountPath: at, ReadOnly: true}, at + "/" + repo.Dir, nil
+}
