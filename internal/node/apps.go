@@ -14,6 +14,7 @@ import (
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/control/app"
 	"github.com/pandastack/pandastack/internal/control/app/builder"
+	"github.com/pandastack/pandastack/internal/control/app/domain"
 	"github.com/pandastack/pandastack/internal/control/app/repo"
 	"github.com/pandastack/pandastack/internal/control/app/staticfiles"
 	"github.com/pandastack/pandastack/internal/control/app/upload"
@@ -35,6 +36,8 @@ type apps struct {
 	uploads *upload.Service
 	repos   *repo.Service
 	files   *staticfiles.Files
+	domains *domain.Service
+	edge    *appEdge // set by handler
 }
 
 // appDeps are the parts of the control plane that apps need.
@@ -109,12 +112,15 @@ func (n *node) apps(ctx context.Context, deps appDeps) (a apps, err error) {
 		Suffix: a.suffix, Scheme: cmp.Or(u.Scheme, "http"), Port: u.Port(), URL: n.apiURL, Idle: set.Idle,
 		Keep: set.Keep, Concurrency: set.Deployments,
 	}, needs)
-	return a, err
+	if err != nil {
+		return a, err
+	}
+	return a, n.customDomains(ctx, &a, deps.store)
 }
 
 // api returns what the API offers of apps.
 func (a apps) api() appapi.API {
-	return appapi.API{Apps: a.service, Uploads: a.uploads}
+	return appapi.API{Apps: a.service, Domains: a.domains, Uploads: a.uploads, Edge: a.edge}
 }
 
 // run runs what apps need.
@@ -122,6 +128,11 @@ func (a apps) run(ctx context.Context, n *node) {
 	n.run(ctx, "uploads of apps", a.uploads.Run)
 	n.run(ctx, "repositories of apps", a.repos.Run)
 	n.run(ctx, "apps", a.service.Run)
+	n.run(ctx, "domains of apps", a.domains.Run)
+	n.run(ctx, "requests to apps", a.edge.Run)
+	if n.acme != nil {
+		n.run(ctx, "certificates of domains", n.acme.Run)
+	}
 }
 
 // staticFiles opens where the files of apps are kept that are served without a machine.

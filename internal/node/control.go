@@ -103,10 +103,11 @@ func (n *node) control(
 	if err != nil {
 		return nil, nil, "", err
 	}
-	handler, err = n.handler(services{
+	all := &services{
 		boxes, volumes, templates, builds, workspaces, workspace.Keys{Keys: core.keys, Quotas: quotas}, previews,
 		log, past, dbs, served, schedules, core.registry, secret,
-	})
+	}
+	handler, err = n.handler(ctx, all)
 	if err != nil {
 		return nil, nil, "", err
 	}
@@ -119,7 +120,7 @@ func (n *node) control(
 		return nil, nil, "", err
 	}
 	dbs.run(ctx, n)
-	served.run(ctx, n)
+	all.apps.run(ctx, n)
 	return handler, dbs.edge, first, nil
 }
 
@@ -274,8 +275,9 @@ type services struct {
 	secret     []byte
 }
 
-// handler creates the handler of all requests: sandbox ports by host name, E2B's API, and /v1.
-func (n *node) handler(f services) (http.Handler, error) {
+// handler creates the handler of all requests: apps and sandbox ports by host name, E2B's API, and /v1. It sets the
+// edge of apps.
+func (n *node) handler(ctx context.Context, f *services) (http.Handler, error) {
 	runner := &repl.Runner{MaxContexts: n.Config.Limits.Contexts}
 	previewKey := derive(f.secret, "preview")
 	limits := n.Config.RateLimit
@@ -321,6 +323,9 @@ func (n *node) handler(f services) (http.Handler, error) {
 		Log:         n.Log,
 	})
 	n.undo.Push("close connections to sandboxes", func(context.Context) error { ports.Close(); return nil })
+	if err := n.appEdge(ctx, &f.apps, ports, f.registry); err != nil {
+		return nil, err
+	}
 	v1, err := httpapi.New(
 		httpapi.Config{
 			Version: n.Version, PublicURL: n.Config.PublicURL, PreviewKey: previewKey,
@@ -355,7 +360,7 @@ func (n *node) handler(f services) (http.Handler, error) {
 		return nil, err
 	}
 	proxies := access.Proxies{Networks: networks, Header: n.Config.TrustedProxies.Header}
-	limited := proxy.LimitHeaders(f.databases.middleware(ports.Middleware(e2bAPI.Middleware(v1))))
+	limited := proxy.LimitHeaders(f.databases.middleware(f.apps.middleware(n, ports.Middleware(e2bAPI.Middleware(v1)))))
 	return bodyrate.Handler(proxies.Middleware(limited)), nil
 }
 

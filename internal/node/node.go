@@ -23,6 +23,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/pandastack/pandastack/internal/ingress/acme"
 	"github.com/pandastack/pandastack/internal/lib/ballast"
 	"github.com/pandastack/pandastack/internal/lib/blob"
 	"github.com/pandastack/pandastack/internal/lib/budget"
@@ -70,6 +71,9 @@ type node struct {
 	apiURL string                  // base of the API's URLs
 	cert   certificate             // of everything that is served over TLS
 	pg     net.Listener            // of databases; nil: there are none
+	plain  net.Listener            // of the API
+	secure net.Listener            // of the API over TLS; nil: there is none
+	acme   *acme.Manager           // issues certificates for domains of apps; nil: none are issued
 	memory bool                    // machines can have more memory than their template
 	fail   context.CancelCauseFunc // stops the node with an error
 }
@@ -144,23 +148,21 @@ func (n *node) start(ctx context.Context) error {
 	n.shares = newShares(n.Config.Capacity, memory)
 	n.budgets = append(n.budgets, n.shares.all()...)
 	// Listen first: if the port is in use, the node must fail before it changes anything.
-	plain, err := n.listen(ctx)
-	if err != nil {
+	if n.plain, err = n.listen(ctx); err != nil {
 		return err
 	}
-	secure, err := n.listenTLS(ctx)
-	if err != nil {
+	if n.secure, err = n.listenTLS(ctx); err != nil {
 		return err
 	}
 	if n.pg, err = n.listenDatabases(ctx); err != nil {
 		return err
 	}
-	n.apiURL = cmp.Or(strings.TrimSuffix(n.Config.PublicURL, "/"), n.url(plain))
+	n.apiURL = cmp.Or(strings.TrimSuffix(n.Config.PublicURL, "/"), n.url(n.plain))
 	if err := n.openDataDir(ctx); err != nil {
 		return err
 	}
-	if secure != nil || n.pg != nil {
-		if n.cert, err = n.certificate(secure, n.pg); err != nil {
+	if n.secure != nil || n.pg != nil {
+		if n.cert, err = n.certificate(n.secure, n.pg); err != nil {
 			return err
 		}
 	}
@@ -180,19 +182,19 @@ func (n *node) start(ctx context.Context) error {
 		return host.Close(stop)
 	})
 	n.run(ctx, "host agent", host.Run)
-	ready := Ready{URL: n.url(plain), FirstKey: first}
+	ready := Ready{URL: n.url(n.plain), FirstKey: first}
 	if edge != nil {
 		n.run(ctx, "connections to databases", func(ctx context.Context) error { return edge.Serve(ctx, n.pg) })
 	}
-	if secure != nil {
-		if ready.TLSURL, ready.CAFile, err = n.serveTLS(ctx, secure, handler); err != nil {
+	if n.secure != nil {
+		if ready.TLSURL, ready.CAFile, err = n.serveTLS(ctx, n.secure, handler); err != nil {
 			return err
 		}
 	}
 	if err := n.writeAccessFile(ready); err != nil {
 		return err
 	}
-	n.serve(ctx, plain, handler, nil)
+	n.serve(ctx, n.plain, handler, nil)
 	n.Log.Info("node is ready", "url", ready.URL, "data", n.Config.DataDir, "took", time.Since(began))
 	n.run(ctx, "service manager", func(ctx context.Context) error { return n.reportAlive(ctx, ready.URL) })
 	if n.Ready != nil {

@@ -185,7 +185,8 @@ func TestCertificateNames(t *testing.T) {
 	}
 	defer l.Close()
 	name, all := newNode(t).certificateNames(l)
-	if name != "localhost" || !slices.Contains(all, "*.localhost") || slices.Contains(all, "*.example.com") {
+	if name != "localhost" || !slices.Contains(all, "*.localhost") || slices.Contains(all, "*.example.com") ||
+		!slices.Contains(all, "*.app.localhost") {
 		t.Errorf("certificateNames() = %s, %v, want localhost with its wildcard", name, all)
 	}
 	name, all = newNode(t, "PANDASTACK_PUBLIC_URL=https://panda.example.com:8443").certificateNames(l)

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/pandastack/pandastack/internal/ingress/acme"
 	"github.com/pandastack/pandastack/internal/ingress/proxy"
 )
 
@@ -57,7 +58,11 @@ func (n *node) certificate(listeners ...net.Listener) (c certificate, err error)
 // serveTLS serves requests over TLS, with HTTP/2. It returns the URL, and the CA certificate that clients have to
 // trust, which is empty if the configuration names a certificate.
 func (n *node) serveTLS(ctx context.Context, l net.Listener, handler http.Handler) (address, caFile string, err error) {
-	n.serve(ctx, l, handler, &tls.Config{GetCertificate: n.cert.Get, MinVersion: tls.VersionTLS12})
+	secure := &tls.Config{GetCertificate: n.cert.Get, MinVersion: tls.VersionTLS12}
+	if n.acme != nil {
+		secure.GetCertificate, secure.NextProtos = n.acme.Certificate, acme.Protocols()
+	}
+	n.serve(ctx, l, handler, secure)
 	_, port, err := net.SplitHostPort(l.Addr().String())
 	if err != nil {
 		return "", "", err
@@ -85,6 +90,7 @@ func (n *node) certificateNames(listeners ...net.Listener) (name string, all []s
 	if d := n.Config.Preview.Domain; d != "" {
 		all = append(all, "*."+proxy.Hostname(d))
 	}
+	all = append(all, "*."+n.appSuffix())
 	if n.Config.Databases.Listen != "" {
 		all = append(all, "*."+n.databaseSuffix())
 	}

@@ -200,7 +200,7 @@ func (e *Edge) Middleware(next http.Handler) http.Handler {
 		case errors.Is(err, ErrNoApp):
 			next.ServeHTTP(w, r)
 		case err != nil:
-			if r.Context().Err() == nil {
+			if r.Context().Err() == nil && api.CodeOf(err) != api.WorkspaceSuspended {
 				e.cfg.Log.Error("the app of a host name could not be found", "err", err)
 			}
 			refuse(w, r, http.StatusServiceUnavailable, unavailable("The app cannot be reached now"))

@@ -42,6 +42,7 @@ type Node struct {
 	Databases   Databases   `yaml:"databases"`
 	Apps        Apps        `yaml:"apps"`
 	Schedules   Schedules   `yaml:"schedules"`
+	ACME        ACME        `yaml:"acme"`
 	ObjectStore ObjectStore `yaml:"object_store"`
 	Templates   Templates   `yaml:"templates"`
 	Build       Build       `yaml:"build"`
@@ -192,6 +193,27 @@ type Apps struct {
 	UploadMiB     int           `yaml:"upload_mib" default:"1024"`
 	RepositoryMiB int           `yaml:"repository_mib" default:"4096"`
 	PushMiB       int           `yaml:"push_mib" default:"512"`
+
+	Hold            time.Duration `yaml:"hold" default:"20s"`
+	ResponseTimeout time.Duration `yaml:"response_timeout" default:"5m"`
+	BodyMiB         int           `yaml:"body_mib" default:"1024"`
+	QuietAgents     string        `yaml:"quiet_agents" default:"bot,crawl,spider,slurp,probe,monitor,uptime,health"`
+	Wakes           int           `yaml:"wakes_per_min" default:"30"`
+	NetworkWakes    int           `yaml:"network_wakes_per_min" default:"60"`
+	HTTPSRedirect   bool          `yaml:"https_redirect" default:"true"`
+	HSTS            time.Duration `yaml:"hsts" default:"0s"`
+}
+
+// Quiet returns the texts of QuietAgents in lower case.
+func (a Apps) Quiet() []string { return list(strings.ToLower(a.QuietAgents)) }
+
+// ACME configures the authority that issues certificates for the custom domains of apps.
+type ACME struct {
+	Directory string `yaml:"directory" default:""`
+	Email     string `yaml:"email" default:""`
+	KeyID     string `yaml:"key_id" default:""`
+	MACKey    string `yaml:"mac_key" path:"file" default:""`
+	CA        string `yaml:"ca" path:"file" default:""`
 }
 
 // Quota holds the quotas of workspaces that have none of their own; 0 is unlimited.

@@ -180,6 +180,27 @@ var settingDocs = map[string]string{
 	"quota.volume_snapshots": "Snapshots of volumes that a workspace may have; 0 is unlimited.",
 	"apps.suffix": "Domain of the apps' host names, <name>.<suffix>. Every name below it must lead to this server. " +
 		"Empty: app. and the host of public_url, or app.localhost.",
+	"apps.hold": "How long a request waits for an app that sleeps to wake.",
+	"apps.response_timeout": "How long an app may take until its response begins, after the last byte of the " +
+		"request.",
+	"apps.body_mib": "Size of the body of a request to an app; 0 is unlimited.",
+	"apps.quiet_agents": "Texts, separated by commas, in the header User-Agent of robots and probes: their requests " +
+		"wake no app. HEAD requests and prefetches do not either.",
+	"apps.wakes_per_min": "Wakes of one app in a minute; 0 is unlimited.",
+	"apps.network_wakes_per_min": "Wakes of apps that one address, or network of IPv6, causes in a minute; 0 is " +
+		"unlimited.",
+	"apps.https_redirect": "Redirect requests for apps to https, if public_url has that scheme.",
+	"apps.hsts": "Time of the header Strict-Transport-Security in responses of apps over TLS; 0 sends " +
+		"none.",
+	"acme.directory": "URL of the authority that issues certificates for the custom domains of apps, such as " +
+		"https://acme-v02.api.letsencrypt.org/directory; setting it accepts its terms. Needs tls.listen, and that " +
+		"port 443 of the domains leads there. Empty: no certificates are issued.",
+	"acme.email": "Address that the authority sends warnings to.",
+	"acme.key_id": "Key id of an account with the authority that its accounts are bound to; empty if it " +
+		"needs none.",
+	"acme.mac_key": "File with the MAC key of acme.key_id, in base64 for URLs.",
+	"acme.ca": "File with the certificate (PEM) that vouches for the authority's server; empty: those " +
+		"of the system.",
 	"apps.template":       "Template of the machines in which apps are built, for apps that name none.",
 	"apps.build_timeout":  "Limit of the build of a deployment.",
 	"apps.upload_mib":     "Size of an archive of files that is uploaded to be deployed.",

@@ -149,11 +149,41 @@ const (
 	maxDeployments = 64
 )
 
+func (n *Node) validateAppRequests(bad func(string, string, ...any)) {
+	a := n.Apps
+	if a.Hold < time.Second || a.Hold > time.Minute {
+		bad("apps.hold", "%v is not from 1s to 1m", a.Hold)
+	}
+	if a.ResponseTimeout < time.Second {
+		bad("apps.response_timeout", "%v is too short; use 1s or more", a.ResponseTimeout)
+	}
+	for name, value := range map[string]int{
+		"apps.body_mib": a.BodyMiB, "apps.wakes_per_min": a.Wakes, "apps.network_wakes_per_min": a.NetworkWakes,
+	} {
+		if value < 0 {
+			bad(name, "%d is negative; use 0 for no limit", value)
+		}
+	}
+	if a.HSTS < 0 {
+		bad("apps.hsts", "%v is negative; use 0s to send none", a.HSTS)
+	}
+	switch u, err := url.Parse(n.ACME.Directory); {
+	case n.ACME.Directory == "":
+	case err != nil || u.Scheme != "https" || u.Host == "":
+		bad("acme.directory", "%q is not an https URL", n.ACME.Directory)
+	case n.TLS.Listen == "":
+		bad("acme.directory", "is set, and tls.listen is not; set both")
+	case (n.ACME.KeyID == "") != (n.ACME.MACKey == ""):
+		bad("acme.key_id", "and acme.mac_key belong together; set both or neither")
+	}
+}
+
 func (n *Node) validateApps(bad func(string, string, ...any)) {
 	a := n.Apps
 	if !isPreviewDomain(a.Suffix) || strings.Contains(a.Suffix, ":") {
 		bad("apps.suffix", "%q is not a domain such as app.example.com", a.Suffix)
 	}
+	n.validateAppRequests(bad)
 	if a.Template == "" {
 		bad("apps.template", "is empty; name a template such as base")
 	}
