@@ -103,6 +103,8 @@ type Database struct {
 	Version      string         `json:"version,omitempty" doc:"Of its server."`
 	Extensions   []string       `json:"extensions,omitempty" doc:"Extensions that its server has."`
 
+	ReplicaStates []DatabaseReplica `json:"replica_states,omitempty" doc:"Its read replicas, oldest first."`
+
 	Host          string `json:"host,omitempty"`
 	Port          int    `json:"port,omitempty"`
 	Database      string `json:"database,omitempty"`
@@ -110,6 +112,7 @@ type Database struct {
 	Password      string `json:"password,omitempty"`
 	ConnectionURL string `json:"connection_url,omitempty"`
 	PoolerURL     string `json:"pooler_url,omitempty" doc:"Through its connection pooler in transaction mode."`
+	ReadOnlyURL   string `json:"read_only_url,omitempty" doc:"Of its read replicas."`
 	BrokerPort    int    `json:"broker_port,omitempty"`
 	BrokerToken   string `json:"broker_token,omitempty" doc:"Of queries over HTTP."`
 	BrokerURL     string `json:"broker_url,omitempty"`
@@ -117,6 +120,28 @@ type Database struct {
 	FailoverAvailable  bool   `json:"failover_available"`
 	FailoverReason     string `json:"failover_reason,omitempty" doc:"Why there is no failover."`
 	FailoverETASeconds int    `json:"failover_eta_seconds,omitempty"`
+}
+
+// ReplicaStatus is what a read replica of a database does.
+type ReplicaStatus string
+
+// The states of a read replica.
+const (
+	ReplicaCreating   ReplicaStatus = "creating"   // it gets a copy of the data
+	ReplicaStreaming  ReplicaStatus = "streaming"  // it follows the primary, and takes connections
+	ReplicaBehind     ReplicaStatus = "behind"     // it is too far behind to take connections
+	ReplicaHibernated ReplicaStatus = "hibernated" // it sleeps with its primary
+	ReplicaFailed     ReplicaStatus = "failed"     // another is made in its place
+)
+
+// DatabaseReplica is a read replica of a database.
+type DatabaseReplica struct {
+	SandboxID  SandboxID     `json:"sandbox_id,omitempty" doc:"The machine of its server."`
+	Status     ReplicaStatus `json:"status" enum:"creating,streaming,behind,hibernated,failed"`
+	LagBytes   int64         `json:"lag_bytes" doc:"Log of the primary that it had not applied when it was measured."`
+	LagSeconds float64       `json:"lag_seconds" doc:"Age of its newest transaction, if it lacked any of the log."`
+	MeasuredAt *time.Time    `json:"measured_at,omitempty" doc:"Absent: it was not yet."`
+	Error      string        `json:"error,omitempty"`
 }
 
 // CreateDatabaseRequest asks for a database: POST /v1/databases.
@@ -296,6 +321,7 @@ type FailoverRequest struct {
 type DatabaseConnection struct {
 	ConnectionURL string `json:"connection_url"`
 	PoolerURL     string `json:"pooler_url"`
+	ReadOnlyURL   string `json:"read_only_url,omitempty" doc:"Of its read replicas, if it has any."`
 	BrokerURL     string `json:"broker_url"`
 	BrokerToken   string `json:"broker_token"`
 }
@@ -319,6 +345,8 @@ type DatabaseStats struct {
 	DiskUsedBytes   int64   `json:"disk_used_bytes"`
 	DiskAvailBytes  int64   `json:"disk_avail_bytes"`
 	DiskUsedPct     float64 `json:"disk_used_pct"`
+
+	Replicas []DatabaseReplica `json:"replicas,omitempty" doc:"Its read replicas and how far they are behind."`
 }
 
 // DatabaseLogs is the end of the log of a database's server.

@@ -18,7 +18,9 @@ import (
 	"github.com/pandastack/pandastack/internal/control/database"
 	"github.com/pandastack/pandastack/internal/control/database/backup"
 	"github.com/pandastack/pandastack/internal/control/database/insight"
+	"github.com/pandastack/pandastack/internal/control/database/replica"
 	"github.com/pandastack/pandastack/internal/control/database/server"
+	"github.com/pandastack/pandastack/internal/control/database/standby"
 	"github.com/pandastack/pandastack/internal/ingress/httpapi/databaseapi"
 	"github.com/pandastack/pandastack/internal/ingress/pgedge"
 	"github.com/pandastack/pandastack/internal/ingress/pghttp"
@@ -80,10 +82,10 @@ func (n *node) databases(
 	if d.keeper, machines, err = n.backups(ctx, deps.Store); err != nil {
 		return d, err
 	}
-	deps.Backups = d.keeper
+	deps.Backups, deps.Replication = d.keeper, standby.Replication{}
 	d.service, err = database.New(database.Config{
 		Suffix: suffix, Port: cmp.Or(set.Port, port), URL: n.apiURL, Template: set.Template, Idle: set.Idle,
-		StorageMaxMiB: set.StorageMaxMiB, FixedMemory: !n.memory,
+		StorageMaxMiB: set.StorageMaxMiB, FixedMemory: !n.memory, ReplicaLag: set.ReplicaLag,
 	}, deps)
 	if err != nil {
 		return d, err
@@ -195,6 +197,12 @@ func (e endpoint) Dial(ctx context.Context, target pgedge.Target) (net.Conn, err
 		return e.Endpoint.Dial(ctx, server.Port)
 	case pgedge.Pooler:
 		return e.Endpoint.Dial(ctx, server.PoolerPort)
+	case pgedge.ReadOnly:
+		c, err := e.DialReplica(ctx, server.Port)
+		if errors.Is(err, replica.ErrNone) {
+			err = pgedge.ErrNoTarget
+		}
+		return c, err
 	default:
 		return nil, pgedge.ErrNoTarget
 	}

@@ -87,9 +87,18 @@ func (c databaseClient) until(id api.DatabaseID, want api.DatabaseStatus) (d api
 // connect logs in through the edge, by the name of the server.
 func (c databaseClient) connect(connection string) *pgx.Conn {
 	c.t.Helper()
-	cfg, err := pgx.ParseConfig(connection)
+	conn, err := c.tryConnect(connection)
 	if err != nil {
 		c.t.Fatal(err)
+	}
+	return conn
+}
+
+// tryConnect is connect for a server that may refuse.
+func (c databaseClient) tryConnect(connection string) (*pgx.Conn, error) {
+	cfg, err := pgx.ParseConfig(connection)
+	if err != nil {
+		return nil, err
 	}
 	cfg.LookupFunc = func(context.Context, string) ([]string, error) { return []string{"127.0.0.1"}, nil }
 	cfg.DialFunc = func(ctx context.Context, _, address string) (net.Conn, error) {
@@ -97,11 +106,7 @@ func (c databaseClient) connect(connection string) *pgx.Conn {
 	}
 	ctx, cancel := context.WithTimeout(c.t.Context(), nodelab.Limit)
 	defer cancel()
-	conn, err := pgx.ConnectConfig(ctx, cfg)
-	if err != nil {
-		c.t.Fatal(err)
-	}
-	return conn
+	return pgx.ConnectConfig(ctx, cfg)
 }
 
 // rows returns the rows of the table t.

@@ -159,12 +159,31 @@ func facts(db api.Database) []cmdutil.Fact {
 		all = append(all, cmdutil.Fact{"deleted at", db.ExpiresAt.Format(time.RFC3339)})
 	}
 	if db.Replicas > 0 {
-		all = append(all, cmdutil.Fact{"read replicas", fmt.Sprint(db.Replicas)})
+		all = append(all, cmdutil.Fact{"read replicas", fmt.Sprint(db.Replicas)},
+			cmdutil.Fact{"url of the read replicas", db.ReadOnlyURL})
+	}
+	for i, r := range db.ReplicaStates {
+		all = append(all, cmdutil.Fact{fmt.Sprintf("read replica %d", i+1), replica(r)})
 	}
 	if db.StorageMaxMB > 0 {
 		all = append(all, cmdutil.Fact{"storage up to", cmdutil.Size(int64(db.StorageMaxMB) << 20)})
 	}
 	return all
+}
+
+// replica describes a read replica in a line.
+func replica(r api.DatabaseReplica) string {
+	text := string(r.Status)
+	if r.SandboxID != "" {
+		text += " on " + string(r.SandboxID)
+	}
+	if r.MeasuredAt != nil {
+		text += fmt.Sprintf(", %d bytes and %.1fs behind", r.LagBytes, r.LagSeconds)
+	}
+	if r.Error != "" {
+		text += ": " + r.Error
+	}
+	return text
 }
 
 func connect(f *cmdutil.Factory) *cobra.Command {
@@ -178,6 +197,7 @@ func connect(f *cmdutil.Factory) *cobra.Command {
 			return cmdutil.Facts(w, []cmdutil.Fact{
 				{"url", conn.ConnectionURL},
 				{"url through the pooler", conn.PoolerURL},
+				{"url of the read replicas", conn.ReadOnlyURL},
 				{"query broker", conn.BrokerURL},
 				{"broker token", conn.BrokerToken},
 			})

@@ -9,6 +9,7 @@ import (
 
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/control/auth"
+	"github.com/pandastack/pandastack/internal/control/database/replica"
 	"github.com/pandastack/pandastack/internal/control/store"
 )
 
@@ -35,6 +36,8 @@ func (s *Service) Run(ctx context.Context) error {
 	defer s.closeAll(ctx)
 	defer workers.Wait()
 	slots := make(chan struct{}, s.cfg.Concurrency)
+	seeds := make(chan struct{}, s.cfg.Concurrency)
+	followers := s.replicas.Followers()
 	tick := time.NewTicker(s.cfg.Interval)
 	defer tick.Stop()
 	for {
@@ -42,9 +45,26 @@ func (s *Service) Run(ctx context.Context) error {
 		if err != nil && ctx.Err() == nil {
 			s.log.Warn("the databases cannot be read; it is tried again", "err", err)
 		}
+		members, membersErr := s.members(ctx)
+		if err = membersErr; err != nil && ctx.Err() == nil {
+			s.log.Warn("the servers of databases cannot be read; it is tried again", "err", err)
+		}
+		followers.Sync(ctx, rows, members, workers.Go)
 		for i := range rows {
 			row := &rows[i]
-			if !s.hasWork(row) {
+			if replica.Seeding(row, members[row.ID]) {
+				select {
+				case seeds <- struct{}{}:
+					workers.Go(func() {
+						defer func() { <-seeds }()
+						if err := s.replicas.Seed(ctx, row); err != nil && ctx.Err() == nil {
+							s.log.Warn("a replica was not filled; it is tried again", "database", row.ID, "err", err)
+						}
+					})
+				default: // later
+				}
+			}
+			if !s.hasWork(row) && !s.replicas.Due(row, members[row.ID]) {
 				continue
 			}
 			select {
@@ -68,12 +88,28 @@ func (s *Service) Run(ctx context.Context) error {
 	}
 }
 
-// Reconcile does once, and waits for it, what Run does.
+// members reads the servers of all databases, by the id of the database.
+func (s *Service) members(ctx context.Context) (map[string][]store.DatabaseMember, error) {
+	all, err := s.db.Read().DatabaseMembers(ctx, "")
+	out := map[string][]store.DatabaseMember{}
+	for _, m := range all {
+		out[m.Database] = append(out[m.Database], m)
+	}
+	return out, err
+}
+
+// Reconcile does once, and waits for it, what Run does, but for the connections of replicas.
 func (s *Service) Reconcile(ctx context.Context) error {
 	rows, err := s.db.Read().Databases(ctx, store.DatabaseQuery{})
+	members, membersErr := s.members(ctx)
+	err = errors.Join(err, membersErr)
 	for i := range rows {
-		if s.hasWork(&rows[i]) {
-			err = errors.Join(err, s.attend(ctx, rows[i].ID))
+		row := &rows[i]
+		if replica.Seeding(row, members[row.ID]) {
+			err = errors.Join(err, s.replicas.Seed(ctx, row))
+		}
+		if s.hasWork(row) || s.replicas.Due(row, members[row.ID]) {
+			err = errors.Join(err, s.attend(ctx, row.ID))
 		}
 	}
 	return err
@@ -116,31 +152,39 @@ func (s *Service) attend(ctx context.Context, id string) error {
 	if err != nil || s.ownedElsewhere(&row) {
 		return err
 	}
+	if err := s.attendLocked(ctx, &row); err != nil || row.State != store.DatabaseReady || row.Instance != "" {
+		return err
+	}
+	return s.replicas.Keep(ctx, &row)
+}
+
+// attendLocked does what a database needs beside its replicas. The lock is held.
+func (s *Service) attendLocked(ctx context.Context, row *store.Database) error {
 	switch {
 	case row.State == store.DatabaseDeleting:
-		return s.remove(ctx, &row)
-	case expired(&row):
-		if err := s.beginDelete(ctx, &row); err != nil {
+		return s.remove(ctx, row)
+	case expired(row):
+		if err := s.beginDelete(ctx, row); err != nil {
 			if api.CodeOf(err) == api.Conflict {
 				return nil // a branch is made from it: later
 			}
 			return err
 		}
-		return s.remove(ctx, &row)
+		return s.remove(ctx, row)
 	case row.State == store.DatabaseCreating:
-		return s.provision(ctx, &row)
+		return s.provision(ctx, row)
 	case row.State == store.DatabaseRestoring:
-		return s.failover(ctx, &row)
+		return s.failover(ctx, row)
 	case row.State == store.DatabaseReady && row.Origin != "":
-		return s.dropReplaced(ctx, &row)
+		return s.dropReplaced(ctx, row)
 	case row.State == store.DatabaseReady && row.Instance != "":
-		return s.applyCredentials(ctx, &row)
-	case row.State == store.DatabaseReady && s.mayBeIdle(&row):
-		return s.suspendLocked(ctx, &row, false)
-	case row.State == store.DatabaseReady && s.needsBackups(&row) && s.runs(ctx, &row):
-		return s.beginBackups(ctx, &row, nil)
-	case row.State == store.DatabaseReady && s.measureDue(&row) && s.runs(ctx, &row):
-		return s.keepStorage(ctx, &row)
+		return s.applyCredentials(ctx, row)
+	case row.State == store.DatabaseReady && s.mayBeIdle(row):
+		return s.suspendLocked(ctx, row, false)
+	case row.State == store.DatabaseReady && s.needsBackups(row) && s.runs(ctx, row):
+		return s.beginBackups(ctx, row, nil)
+	case row.State == store.DatabaseReady && s.measureDue(row) && s.runs(ctx, row):
+		return s.keepStorage(ctx, row)
 	}
 	return nil
 }
@@ -220,12 +264,16 @@ func (s *Service) remove(ctx context.Context, row *store.Database) error {
 	})
 	if err == nil {
 		s.forget(id)
+		s.replicas.Forget(row.ID)
 	}
 	return err
 }
 
 // clear removes the servers and the backups of a database, in whatever state they are.
 func (s *Service) clear(ctx context.Context, row *store.Database) error {
+	if err := s.replicas.StopSeeds(ctx, row); err != nil {
+		return err
+	}
 	s.of(api.DatabaseID(row.ID)).closeAdmin(ctx)
 	if err := s.removeBackups(ctx, row); err != nil {
 		return err

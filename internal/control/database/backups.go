@@ -25,6 +25,8 @@ type Backups interface {
 	Status(ctx context.Context, id string) (backup.Status, error)
 	// Restore replaces the content of a server by a moment of a database.
 	Restore(ctx context.Context, req backup.RestoreRequest) (backup.Restored, error)
+	// Complete gives a standby the end of the log of a database.
+	Complete(ctx context.Context, req backup.CompleteRequest) (backup.Position, error)
 	// Contents reads what the archive has; with an error, what could be read.
 	Contents(ctx context.Context, id string) (backup.Contents, error)
 	// Order makes a base backup due; backup.ErrNotRunning for a database without backups.

@@ -23,6 +23,7 @@ type origin struct {
 	Moment   *moment `json:"moment,omitempty"`   // of the past; nil: what the database has now
 
 	Replaces  string `json:"replaces,omitempty"`  // id of the server
+	Promotes  string `json:"promotes,omitempty"`  // id of the replica that replaces it
 	Unapplied bool   `json:"unapplied,omitempty"` // the server lacks the credentials of the row
 }
 
@@ -102,6 +103,7 @@ func branchOf(parent *store.Database, req api.CloneDatabaseRequest) (store.Datab
 	row.ID, row.State, row.Error = string(api.NewDatabaseID()), store.DatabaseCreating, ""
 	row.Label = cmp.Or(req.Label, parent.Label)
 	row.ClonedFrom, row.Origin, row.AlwaysOn = parent.ID, string(from), false
+	row.Replicas = 0
 	row.Expires, row.Used, row.Created, row.Changed = expiry(req.TTLSeconds), at, at, at
 	return row, setCredentials(&row)
 }

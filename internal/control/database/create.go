@@ -49,7 +49,7 @@ func (s *Service) plan(ctx context.Context, p auth.Principal, req api.CreateData
 	}
 	at := store.Micros(time.Now())
 	row := store.Database{
-		ID: string(api.NewDatabaseID()), Workspace: string(p.Workspace), Label: req.Label,
+		ID: string(api.NewDatabaseID()), Workspace: string(p.Workspace), Label: req.Label, Replicas: req.Replicas,
 		State: store.DatabaseCreating, Size: string(sizeOf(req)), VCPUs: t.CPU, Template: t.Name,
 		AlwaysOn: req.AlwaysOn, IdleSeconds: cmp.Or(req.IdleSeconds, int64(s.cfg.Idle/time.Second)),
 		Durability: string(cmp.Or(req.Durability, api.DurabilityAsync)), Expires: expiry(req.TTLSeconds),
@@ -71,8 +71,6 @@ func (s *Service) plan(ctx context.Context, p auth.Principal, req api.CreateData
 	case row.StorageMaxMiB < int64(diskOf(t).SizeMB):
 		return row, api.Errorf(api.Invalid, "storage_max_mb: %d is less than the %d MiB that a new database has",
 			row.StorageMaxMiB, diskOf(t).SizeMB).With("field", "storage_max_mb")
-	case req.Replicas > 0:
-		return row, errNoReplicas()
 	case req.Durability == api.DurabilitySync && s.backups == nil:
 		return row, errNoSync()
 	}
@@ -82,11 +80,6 @@ func (s *Service) plan(ctx context.Context, p auth.Principal, req api.CreateData
 		}
 	}
 	return row, setCredentials(&row)
-}
-
-func errNoReplicas() error {
-	return api.Errorf(api.Unsupported, "replicas: this server makes no read replicas: leave it out").
-		With("field", "replicas")
 }
 
 func errNoSync() error {

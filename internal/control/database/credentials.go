@@ -12,27 +12,17 @@ import (
 	"github.com/pandastack/pandastack/internal/control/auth"
 	"github.com/pandastack/pandastack/internal/control/database/server"
 	"github.com/pandastack/pandastack/internal/control/store"
-	"github.com/pandastack/pandastack/internal/lib/scram"
 )
 
 // tokenPrefix begins broker tokens.
 const tokenPrefix = "pds_pg_"
 
-// saltBytes is the length of the salt of a verifier, as PostgreSQL makes it.
-const saltBytes = 16
-
 // setCredentials gives a row a new password, its verifier and a new broker token.
 func setCredentials(row *store.Database) error {
-	salt := make([]byte, saltBytes)
-	if _, err := rand.Read(salt); err != nil {
+	var err error
+	if row.Password, row.Verifier, err = server.NewPassword(); err != nil {
 		return err
 	}
-	password := strings.ToLower(rand.Text())
-	verifier, _, err := scram.NewVerifier(password, salt, scram.DefaultIterations)
-	if err != nil {
-		return err
-	}
-	row.Password, row.Verifier = password, verifier.String()
 	row.BrokerToken = tokenPrefix + strings.ToLower(rand.Text())
 	return nil
 }

@@ -320,7 +320,6 @@ func TestRefusals(t *testing.T) {
 		"extension":   {api.CreateDatabaseRequest{Extensions: []string{"hstore", "vector"}}, api.Invalid, `"vector"`},
 		"small":       {api.CreateDatabaseRequest{StorageMaxMB: 100}, api.Invalid, "8192"},
 		"sync":        {api.CreateDatabaseRequest{Durability: api.DurabilitySync}, api.Unsupported, "durability: "},
-		"replicas":    {api.CreateDatabaseRequest{Replicas: 1}, api.Unsupported, "replicas: "},
 		"processors":  {api.CreateDatabaseRequest{CPU: 7}, api.Invalid, "cpu: "},
 		"what is bad": {api.CreateDatabaseRequest{Size: "2g"}, api.Invalid, "size"},
 	} {

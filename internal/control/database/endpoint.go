@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -16,7 +17,6 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
 	"github.com/pandastack/pandastack/internal/control/database/server"
 	"github.com/pandastack/pandastack/internal/control/store"
-	"github.com/pandastack/pandastack/internal/lib/scram"
 )
 
 // Errors of endpoints.
@@ -32,6 +32,9 @@ type Endpoint struct {
 	row      store.Database
 	networks []netip.Prefix
 	running  bool
+
+	mu      sync.Mutex
+	replica string // the last that DialReplica has chosen; guarded by mu
 }
 
 // Endpoint returns the database with an id, whatever its workspace, or ErrNoEndpoint.
@@ -201,20 +204,16 @@ func (e *Endpoint) Dial(ctx context.Context, port uint16) (net.Conn, error) {
 }
 
 // Keys returns the keys of RoleName for the holder of the broker token, or ErrBadToken.
-func (e *Endpoint) Keys(token string) (scram.Keys, error) {
+func (e *Endpoint) Keys(token string) (server.Keys, error) {
 	if subtle.ConstantTimeCompare([]byte(token), []byte(e.row.BrokerToken)) != 1 {
-		return scram.Keys{}, ErrBadToken
+		return server.Keys{}, ErrBadToken
 	}
-	v, err := scram.ParseVerifier(e.row.Verifier)
+	keys, ok, err := server.CheckPassword(e.row.Verifier, e.row.Password)
 	if err != nil {
-		return scram.Keys{}, err
-	}
-	keys, ok, err := v.Check(e.row.Password)
-	if err != nil {
-		return scram.Keys{}, err
+		return server.Keys{}, err
 	}
 	if !ok {
-		return scram.Keys{}, api.Errorf(api.WrongState, "the password of %s was changed by SQL: reset the credentials",
+		return server.Keys{}, api.Errorf(api.WrongState, "the password of %s was changed by SQL: reset the credentials",
 			RoleName)
 	}
 	return keys, nil

@@ -10,15 +10,18 @@ import (
 
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
+	"github.com/pandastack/pandastack/internal/contract/hostapi"
 	"github.com/pandastack/pandastack/internal/control/auth"
 	"github.com/pandastack/pandastack/internal/control/database/backup"
+	"github.com/pandastack/pandastack/internal/control/database/replica"
 	"github.com/pandastack/pandastack/internal/control/database/server"
 	"github.com/pandastack/pandastack/internal/control/store"
 )
 
 // Failover begins to replace the server of a database, and returns at once.
 //
-// The new one has everything that the backups have. Id, URL and credentials stay. Run makes it.
+// The new one has everything that the backups have: it is a read replica, or a new one. Id, URL and credentials stay.
+// Run makes it.
 //
 // Without force it does so only for a server that is dead, and only if no confirmed commit is lost.
 func (s *Service) Failover(
@@ -92,8 +95,11 @@ func (s *Service) checkFailover(ctx context.Context, row *store.Database, m *sto
 	if err != nil && !errors.Is(err, backup.ErrNotRunning) {
 		return err
 	}
-	if status.Based.IsZero() {
-		return api.Errorf(api.PreconditionFailed, "database %s has no complete base backup to restore it from", row.ID)
+	if promotable, err := s.replicas.Promotable(ctx, row); err != nil {
+		return err
+	} else if status.Based.IsZero() && len(promotable) == 0 {
+		return api.Errorf(api.PreconditionFailed, "database %s has no complete base backup to restore it from, and no "+
+			"read replica", row.ID)
 	}
 	if force || row.Durability == string(api.DurabilitySync) {
 		return nil
@@ -191,8 +197,8 @@ func (s *Service) failover(ctx context.Context, row *store.Database) error {
 	return s.dropReplaced(ctx, row)
 }
 
-// replace makes a new server with everything that the backups of a database have, or with what the database has that it
-// is a branch of, and makes it the primary in place of old.
+// replace makes a server the primary in place of old: a read replica or a new one with everything that the backups of a
+// database have, or a new one with what the database has that it is a branch of. Other replicas are made again.
 func (s *Service) replace(ctx context.Context, row *store.Database, from origin, old *store.DatabaseMember) error {
 	if err := s.fence(ctx, row, old); err != nil {
 		return err
@@ -200,22 +206,32 @@ func (s *Service) replace(ctx context.Context, row *store.Database, from origin,
 	if err := s.clearForks(ctx, row); err != nil { // of an earlier attempt
 		return err
 	}
-	if err := s.sweep(ctx, row, old); err != nil {
+	all, err := s.db.Read().DatabaseMembers(ctx, row.ID)
+	if err != nil {
+		return err
+	}
+	if err := s.sweep(ctx, row, all...); err != nil {
 		return err
 	}
 	var m store.DatabaseMember
-	var err error
 	if from.Database == "" {
-		m, err = s.restoreNew(ctx, row, old)
+		m, err = s.promote(ctx, row, from)
+		if errors.Is(err, replica.ErrNone) {
+			m, err = s.restoreNew(ctx, row, old)
+		}
+		m.Timeline = old.Timeline + 1
 	} else {
 		m, err = s.copyParent(ctx, row, from)
 	}
 	if err != nil {
 		return err
 	}
+	m.Role, m.State = store.MemberPrimary, store.MemberReady
 	return s.db.Write(ctx, "database failover switch", func(ctx context.Context, tx *store.Tx) error {
-		if err := tx.DeleteDatabaseMember(ctx, old.ID); err != nil {
-			return err
+		for _, one := range all {
+			if err := tx.DeleteDatabaseMember(ctx, one.ID); err != nil {
+				return err
+			}
 		}
 		if err := tx.InsertDatabaseMember(ctx, &m); err != nil {
 			return err
@@ -264,7 +280,6 @@ func (s *Service) restoreNew(
 	if err != nil {
 		return m, serverError(err)
 	}
-	m.Timeline = old.Timeline + 1
 	row.Version, row.Variant, row.Collation = facts.Version, facts.Variant, facts.Collation
 	return m, nil
 }
@@ -278,6 +293,9 @@ func (s *Service) fence(ctx context.Context, row *store.Database, m *store.Datab
 		return api.Errorf(api.Unavailable, "database %s is being suspended", id)
 	}
 	defer admit()
+	if err := s.replicas.StopSeeds(ctx, row); err != nil {
+		return err
+	}
 	s.endSessions(ctx, id)
 	select {
 	case <-gone:
@@ -375,16 +393,20 @@ func (s *Service) storageOf(ctx context.Context, row *store.Database, m *store.D
 	return int64(v.SizeMiB), err
 }
 
-// sweep removes the machines and volumes of a database that do not belong to one server. Forks that branches are being
-// made of stay.
-func (s *Service) sweep(ctx context.Context, row *store.Database, keep *store.DatabaseMember) error {
+// sweep removes the machines and volumes of a database that do not belong to the servers that are kept. Forks that
+// branches are being made of stay.
+func (s *Service) sweep(ctx context.Context, row *store.Database, keep ...store.DatabaseMember) error {
+	kept := map[string]bool{}
+	for _, m := range keep {
+		kept[m.Sandbox], kept[m.Volume] = true, true
+	}
 	p := as(row)
 	boxes, err := s.boxes.List(ctx, p, api.SandboxFilter{})
 	if err != nil {
 		return err
 	}
 	for _, box := range boxes.Sandboxes {
-		if branch := box.Metadata[forkKey]; string(box.ID) == keep.Sandbox || branch != "" && branch != row.ID {
+		if branch := box.Metadata[forkKey]; kept[string(box.ID)] || branch != "" && branch != row.ID {
 			continue
 		}
 		if err := s.boxes.Delete(ctx, p, box.ID); err != nil {
@@ -396,7 +418,7 @@ func (s *Service) sweep(ctx context.Context, row *store.Database, keep *store.Da
 		return err
 	}
 	for _, v := range volumes {
-		if v.ID == keep.Volume {
+		if kept[v.ID] || kept[hostapi.ParseOwner(v.Holder).ID] {
 			continue
 		}
 		if v.State != store.VolumeReady {
@@ -424,7 +446,20 @@ func (s *Service) undoFailover(
 	if err != nil || now.ID != old.ID {
 		return errors.Join(cause, err) // it was replaced, although the commit failed: it is continued later
 	}
-	if err := errors.Join(s.clearForks(ctx, row), s.sweep(ctx, row, old)); err != nil {
+	begun, err := originOf(row)
+	if err != nil {
+		return errors.Join(cause, err)
+	}
+	if begun.Promotes != "" { // it may take writes
+		if err := s.replicas.Remove(ctx, row, begun.Promotes); err != nil {
+			return errors.Join(cause, err)
+		}
+	}
+	all, err := s.db.Read().DatabaseMembers(ctx, row.ID)
+	if err == nil {
+		err = errors.Join(s.clearForks(ctx, row), s.sweep(ctx, row, all...))
+	}
+	if err != nil {
 		return errors.Join(cause, err) // it is tried again from the beginning
 	}
 	s.log.Warn("the server of a database could not be replaced", "database", row.ID, "err", cause)
@@ -444,7 +479,7 @@ func (s *Service) dropReplaced(ctx context.Context, row *store.Database) error {
 	if err != nil {
 		return err
 	}
-	if err := s.sweep(ctx, row, &m); err != nil {
+	if err := s.sweep(ctx, row, m); err != nil {
 		return err
 	}
 	row.Origin = ""
@@ -457,6 +492,7 @@ func (s *Service) dropReplaced(ctx context.Context, row *store.Database) error {
 const (
 	failoverBase  = 30
 	failoverBytes = 10 << 20
+	promotionETA  = 10 // of a read replica
 )
 
 // viewFailover adds whether the server of a database can be replaced, and how long that takes.
@@ -483,7 +519,13 @@ func (s *Service) viewFailover(ctx context.Context, row *store.Database, out *ap
 	if err != nil && !errors.Is(err, backup.ErrNotRunning) {
 		return err
 	}
-	if status.Based.IsZero() {
+	replicas, err := s.replicas.Promotable(ctx, row)
+	switch {
+	case err != nil:
+		return err
+	case len(replicas) > 0:
+		eta = promotionETA
+	case status.Based.IsZero():
 		out.FailoverReason = "the database has no complete base backup yet"
 		return nil
 	}

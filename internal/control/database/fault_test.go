@@ -57,6 +57,19 @@ type faultInjector struct {
 	mu        sync.Mutex
 	at, n     int
 	dead, hit bool
+	quiet     bool // calls of the test itself
+}
+
+// watch calls f, whose steps do not fail and are not counted.
+func (c *faultInjector) watch(f func()) {
+	set := func(quiet bool) {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.quiet = quiet
+	}
+	set(true)
+	defer set(false)
+	f()
 }
 
 var errCut = errors.New("cut here")
@@ -64,6 +77,9 @@ var errCut = errors.New("cut here")
 func (c *faultInjector) step() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.quiet {
+		return nil
+	}
 	n := c.n
 	c.n++
 	if n == c.at || c.dead && n > c.at {

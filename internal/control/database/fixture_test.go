@@ -14,6 +14,7 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/hostapi/hosttest"
 	"github.com/pandastack/pandastack/internal/control/auth"
 	"github.com/pandastack/pandastack/internal/control/database"
+	"github.com/pandastack/pandastack/internal/control/database/replica"
 	"github.com/pandastack/pandastack/internal/control/database/server"
 	"github.com/pandastack/pandastack/internal/control/database/server/servertest"
 	"github.com/pandastack/pandastack/internal/control/job"
@@ -37,18 +38,19 @@ const facts = `{"variant": "npm", "version": "16.14", "collation_version": "2.41
 // fixture is a control plane over a simulated host whose guests have a fake PostgreSQL server.
 type fixture struct {
 	*database.Service
-	t       *testing.T
-	host    *hosttest.Host
-	fake    *servertest.Fake
-	path    string
-	fault   func(op string, committed bool) error
-	quotas  map[quota.Kind]int64
-	cfg     database.Config
-	backups database.Backups
-	db      *store.DB
-	boxes   *sandbox.Service
-	volumes *volume.Service
-	helpers *helper.Helpers
+	t           *testing.T
+	host        *hosttest.Host
+	fake        *servertest.Fake
+	path        string
+	fault       func(op string, committed bool) error
+	quotas      map[quota.Kind]int64
+	cfg         database.Config
+	backups     database.Backups
+	replication replica.Replication
+	db          *store.DB
+	boxes       *sandbox.Service
+	volumes     *volume.Service
+	helpers     *helper.Helpers
 }
 
 // empty is a store that nothing was written to: to make one takes most of a short test's time.
@@ -73,6 +75,7 @@ func newFixture(t *testing.T, change ...func(*fixture)) *fixture {
 	t.Helper()
 	w := &fixture{
 		t: t, host: hosttest.New(), fake: servertest.New(), path: filepath.Join(t.TempDir(), "control.db"),
+		replication: &replicator{},
 		cfg: database.Config{
 			Suffix: "db.example.com", URL: "http://127.0.0.1:7700", Idle: time.Hour, EndTimeout: time.Second,
 			StartTimeout: 10 * time.Second,
@@ -127,7 +130,8 @@ func (w *fixture) start() {
 		Helpers: w.helpers, Jobs: jobs, Quotas: limits, Log: log})
 	w.must(err)
 	w.Service, err = database.New(w.cfg, database.Deps{Store: db, Sandboxes: w.boxes, Volumes: w.volumes,
-		Templates: templates, Quotas: limits, Log: log, Backups: w.backups})
+		Templates: templates, Quotas: limits, Log: log, Backups: w.backups,
+		Replication: w.replication})
 	w.must(err)
 }
 

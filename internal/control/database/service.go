@@ -14,6 +14,7 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
 	"github.com/pandastack/pandastack/internal/control/auth"
+	"github.com/pandastack/pandastack/internal/control/database/replica"
 	"github.com/pandastack/pandastack/internal/control/quota"
 	"github.com/pandastack/pandastack/internal/control/sandbox"
 	"github.com/pandastack/pandastack/internal/control/sandbox/keyed"
@@ -46,6 +47,8 @@ type Config struct {
 	Concurrency     int           // databases that are worked on at once; 8
 	StartTimeout    time.Duration // until a server accepts connections after a boot; 2 min
 	EndTimeout      time.Duration // that sessions get to end when a database is suspended; 10 s
+	ReplicaLag      time.Duration // behind the primary that a read replica may be that gets connections; 10 s
+	ReplicaTimeout  time.Duration // until a read replica that does not work is replaced; 2 min
 	ForeignGrace    time.Duration // how long an operation of another process on a shared store is left alone; 10 min
 }
 
@@ -90,13 +93,14 @@ type Templates interface {
 
 // Deps are the components that a Service works with. All but Backups are required.
 type Deps struct {
-	Backups   Backups // nil: the log of a database is only on its volume
-	Store     *store.DB
-	Sandboxes Sandboxes
-	Volumes   Volumes
-	Templates Templates
-	Quotas    *quota.Quotas
-	Log       *slog.Logger
+	Backups     Backups             // nil: the log of a database is only on its volume
+	Replication replica.Replication // standby.Replication
+	Store       *store.DB
+	Sandboxes   Sandboxes
+	Volumes     Volumes
+	Templates   Templates
+	Quotas      *quota.Quotas
+	Log         *slog.Logger
 }
 
 // Service implements every verb on databases. Make it with New.
@@ -108,6 +112,7 @@ type Service struct {
 	templates Templates
 	quotas    *quota.Quotas
 	backups   Backups // may be nil
+	replicas  *replica.Set
 	log       *slog.Logger
 	instance  string // this process, as the owner of operations
 	began     time.Time
@@ -123,7 +128,7 @@ type Service struct {
 // New returns a service. It touches neither store nor host.
 func New(cfg Config, deps Deps) (*Service, error) {
 	if deps.Store == nil || deps.Sandboxes == nil || deps.Volumes == nil || deps.Templates == nil ||
-		deps.Quotas == nil || deps.Log == nil {
+		deps.Quotas == nil || deps.Log == nil || deps.Replication == nil {
 		return nil, errors.New("database: all dependencies are required")
 	}
 	if cfg.Suffix == "" {
@@ -139,13 +144,22 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	cfg.StartTimeout = cmp.Or(cfg.StartTimeout, 2*time.Minute)
 	cfg.EndTimeout = cmp.Or(cfg.EndTimeout, 10*time.Second)
 	cfg.FlushTimeout = cmp.Or(cfg.FlushTimeout, time.Minute)
+	cfg.ReplicaLag = cmp.Or(cfg.ReplicaLag, 10*time.Second)
+	cfg.ReplicaTimeout = cmp.Or(cfg.ReplicaTimeout, 2*time.Minute)
 	cfg.ForeignGrace = cmp.Or(cfg.ForeignGrace, 10*time.Minute)
-	return &Service{
+	s := &Service{
 		cfg: cfg, db: deps.Store, boxes: deps.Sandboxes, volumes: deps.Volumes, templates: deps.Templates,
 		quotas: deps.Quotas, backups: deps.Backups, log: deps.Log, instance: strings.ToLower(rand.Text()),
 		began: time.Now(),
 		poked: make(chan struct{}, 1), live: map[api.DatabaseID]*live{},
-	}, nil
+	}
+	s.replicas = replica.New(replica.Config{
+		Lag: cfg.ReplicaLag, Timeout: cfg.ReplicaTimeout, StartTimeout: cfg.StartTimeout,
+	}, replica.Deps{
+		Store: deps.Store, Sandboxes: deps.Sandboxes, Volumes: deps.Volumes, Backups: deps.Backups,
+		Replication: deps.Replication, Owner: replicaOwner{s}, Log: deps.Log,
+	})
+	return s, nil
 }
 
 // BeforeSuspend adds a function that is called before a database is suspended or deleted. It ends the sessions that the

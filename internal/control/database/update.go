@@ -36,11 +36,12 @@ func (s *Service) Update(
 	}
 	err = s.db.Write(ctx, "database update", func(ctx context.Context, tx *store.Tx) error {
 		return tx.UpdateDatabase(ctx, &row, store.DatabaseReady, "label", "always_on", "idle_seconds",
-			"storage_max_mib", "networks", "expires", "durability", "changed")
+			"storage_max_mib", "networks", "expires", "durability", "replicas", "changed")
 	})
 	if err != nil {
 		return api.Database{}, api.AsError(err)
 	}
+	s.poke() // for its replicas
 	if req.AlwaysOn != nil && *req.AlwaysOn {
 		if _, err := s.runLocked(ctx, &row); err != nil {
 			return api.Database{}, api.AsError(err)
@@ -56,8 +57,8 @@ func (s *Service) Update(
 }
 
 func change(row *store.Database, req api.UpdateDatabaseRequest) (err error) {
-	if req.Replicas != nil && *req.Replicas > 0 {
-		return errNoReplicas()
+	if req.Replicas != nil {
+		row.Replicas = *req.Replicas
 	}
 	if req.Durability != nil {
 		row.Durability = string(*req.Durability)

@@ -225,10 +225,10 @@ func (s *Service) runLocked(ctx context.Context, row *store.Database) (guestapi.
 		}
 	}
 	s.of(api.DatabaseID(row.ID)).setBackedUp(false)
+	s.poke() // for its backups and its replicas
 	if row.Durability == string(api.DurabilitySync) {
 		return g, s.beginBackups(ctx, row, nil) // commits wait for it
 	}
-	s.poke()
 	return g, nil
 }
 
@@ -281,6 +281,9 @@ func (s *Service) suspendLocked(ctx context.Context, row *store.Database, force 
 		return nil
 	}
 	defer admit()
+	if err := s.replicas.StopSeeds(ctx, row); err != nil {
+		return err
+	}
 	s.endSessions(ctx, id)
 	select {
 	case <-gone:
@@ -307,6 +310,9 @@ func (s *Service) suspendLocked(ctx context.Context, row *store.Database, force 
 		return err
 	}
 	if err := s.flushBackups(ctx, row); err != nil {
+		return err
+	}
+	if err := s.replicas.Sleep(ctx, row); err != nil {
 		return err
 	}
 	_, err = s.boxes.Hibernate(ctx, p, box.ID)

@@ -37,6 +37,7 @@ func (s *Service) List(ctx context.Context, p auth.Principal) ([]api.Database, e
 			return nil, api.AsError(err)
 		}
 		out.Password, out.ConnectionURL, out.PoolerURL, out.BrokerToken = "", "", "", ""
+		out.ReadOnlyURL = ""
 		all = append(all, out)
 	}
 	return all, nil
@@ -64,10 +65,14 @@ func (s *Service) Connection(
 	if err != nil {
 		return api.DatabaseConnection{}, api.AsError(err)
 	}
-	return api.DatabaseConnection{
+	out := api.DatabaseConnection{
 		ConnectionURL: s.connectionURL(&row, ""), PoolerURL: s.connectionURL(&row, "-pooler"),
 		BrokerURL: s.brokerURL(&row), BrokerToken: row.BrokerToken,
-	}, nil
+	}
+	if row.Replicas > 0 {
+		out.ReadOnlyURL = s.connectionURL(&row, "-ro")
+	}
+	return out, nil
 }
 
 // show is view for callers of the API.
@@ -136,7 +141,10 @@ func (s *Service) viewReady(ctx context.Context, row *store.Database, out *api.D
 		out.Status = api.DatabaseHibernated
 	}
 	s.viewConnection(row, out)
-	return nil
+	if row.Replicas > 0 {
+		out.ReadOnlyURL = s.connectionURL(row, "-ro")
+	}
+	return s.replicas.View(ctx, row, out)
 }
 
 // viewConnection adds how clients connect.

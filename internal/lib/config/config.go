@@ -180,6 +180,7 @@ type Databases struct {
 	BaseInterval  time.Duration `yaml:"base_interval" default:"24h"`
 	SpoolMiB      int           `yaml:"spool_mib" default:"1024"`
 	RehearsalHour int           `yaml:"rehearsal_hour" default:"0"`
+	ReplicaLag    time.Duration `yaml:"replica_lag" default:"10s"`
 }
 
 // Apps configures the apps.

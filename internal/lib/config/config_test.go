@@ -133,7 +133,7 @@ func TestAllProblemsAtOnce(t *testing.T) {
 			"there\n  resolvers: 9.9.9.9,here\n  prefix: Way-too-long\nlimits:\n  disk_mib_per_s: -1\n  "+
 			"network_out_mbit: 2000000\nlisten: here\nvmm:\n  seccomp_mode: loose\n  seccomp_allow: read, Wr-ite\n"+
 			"databases:\n  backup_days: 0\n  base_backups: 0\n  base_interval: 59m\n  spool_mib: 63\n"+
-			"  rehearsal_hour: 24\n",
+			"  rehearsal_hour: 24\n  replica_lag: 0s\n",
 	)
 	_, err := config.Load(config.Sources{File: file, Env: []string{"PANDASTACK_LIFECYCLE_SHUTDOWN_TIMEOUT=soon"}})
 	if err == nil {
@@ -148,6 +148,7 @@ func TestAllProblemsAtOnce(t *testing.T) {
 		`network.slots (` + file + ` line 5): "many" is not a whole number`,
 		"databases.backup_days: 0 is out of range; use 1 to 3650",
 		"databases.base_backups: 0 is out of range; use 1 to 1000",
+		"databases.replica_lag: 0s is too short; use 1s or more",
 		"databases.base_interval: 59m0s is too short; use 1h0m0s or more",
 		"databases.spool_mib: 63 is out of range; use 64 to 1048576",
 		"databases.rehearsal_hour: 24 is out of range; use 0 to 23",

@@ -173,6 +173,8 @@ var settingDocs = map[string]string{
 	"schedules.allow_networks": "Networks in CIDR notation, separated by commas, that requests of schedules may " +
 		"reach although they are not public, such as 10.1.0.0/16.",
 	"databases.rehearsal_hour": "Hour of the day, UTC, of the nightly rehearsal of a restore, 0 to 23.",
+	"databases.replica_lag": "Read replicas that are further behind their primary get no new connections; at " +
+		"least 1s.",
 
 	"quota.volumes": "Volumes that a workspace may have; 0 is unlimited.",
 	"quota.volume_mib": "Sum of the sizes of a workspace's volumes. They take space only for what is written to " +

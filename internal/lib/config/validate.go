@@ -235,6 +235,9 @@ func (n *Node) validateDatabaseBackups(bad func(string, string, ...any)) {
 			bad(v.key, "%d is out of range; use %d to %d", v.value, v.least, v.most)
 		}
 	}
+	if d.ReplicaLag < time.Second {
+		bad("databases.replica_lag", "%v is too short; use 1s or more", d.ReplicaLag)
+	}
 	if d.BaseInterval < minBaseInterval {
 		bad("databases.base_interval", "%v is too short; use %v or more", d.BaseInterval, minBaseInterval)
 	}

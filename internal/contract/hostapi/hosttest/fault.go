@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"net"
 	"slices"
 	"time"
 
@@ -49,6 +50,15 @@ func (h *Host) ServeSocket(path string, serve SocketServer) {
 		h.sockets = map[string]SocketServer{}
 	}
 	h.sockets[path] = serve
+}
+
+// ServePort makes the guest of a machine have a server at a port, until the machine sleeps or ends.
+func (h *Host) ServePort(id hostapi.MachineID, port uint16, serve func(net.Conn)) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if m := h.machines[id]; m != nil {
+		m.guest.ports[port] = serve
+	}
 }
 
 // SetTemplateFile makes machines of a template have a file on its root disk.

@@ -37,12 +37,25 @@ while pgrep -x postgres > /dev/null; do sleep 0.05; done
 find "$data" -mindepth 1 -delete
 `
 
-// unpackScript writes the files that come as a tar archive and makes them durable.
-const unpackScript = `set -eu
+// haltScript ends the server and keeps its data.
+const haltScript = `set -eu
+facts=/etc/pandastack/postgres.json
+data=$(jq -er .data $facts)
+bin=$(jq -er .bindir $facts)
+[ ! -e "$data/postmaster.pid" ] || runuser -u postgres -- "$bin/pg_ctl" -D "$data" -m fast -w -t 30 -s stop || true
+! pgrep -x postgres > /dev/null || pkill -KILL -x postgres || true
+while pgrep -x postgres > /dev/null; do sleep 0.05; done
+`
+
+// unpackScript writes the files that come as a tar archive, and syncScript makes them durable.
+const (
+	unpackScript = `set -eu
 data=$(jq -er .data /etc/pandastack/postgres.json)
 runuser -u postgres -- tar -x -f - -C "$data"
-sync -f "$data"
 `
+	syncScript = `sync -f "$data"
+`
+)
 
 // Guest is the part of guestapi.Guest that a GuestServer needs.
 type Guest interface {
@@ -61,18 +74,41 @@ func (g GuestServer) Dial(ctx context.Context) (net.Conn, error) {
 
 // Replace implements Server.
 func (g GuestServer) Replace(ctx context.Context, write func(restore.Sink) error) error {
-	stop, cancel := context.WithTimeoutCause(ctx, stopLimit, errors.New("the server in the machine did not end"))
-	defer cancel()
-	if err := g.run(stop, stopScript, nil); err != nil {
-		return fmt.Errorf("stop the server: %w", err)
-	}
-	err := g.run(ctx, unpackScript, func(_ context.Context, w io.Writer) error {
+	return g.load(ctx, stopScript, files(write), "")
+}
+
+// Load is Replace with a tar archive. The script after runs in the data directory before the server is started.
+func (g GuestServer) Load(ctx context.Context, write func(io.Writer) error, after string) error {
+	return g.load(ctx, stopScript, write, after)
+}
+
+// Amend implements Standby.
+func (g GuestServer) Amend(ctx context.Context, write func(restore.Sink) error) error {
+	return g.load(ctx, haltScript, files(write), "")
+}
+
+// files returns a function that writes a tar archive with what write writes.
+func files(write func(restore.Sink) error) func(io.Writer) error {
+	return func(w io.Writer) error {
 		out := tar.NewWriter(w)
 		if err := write(restore.TarSink{W: out}); err != nil {
 			return err
 		}
 		return out.Close()
-	})
+	}
+}
+
+// load stops the server by a script, unpacks the archive that write writes, and starts the server.
+func (g GuestServer) load(ctx context.Context, script string, write func(io.Writer) error, after string) error {
+	stop, cancel := context.WithTimeoutCause(ctx, stopLimit, errors.New("the server in the machine did not end"))
+	defer cancel()
+	if err := g.run(stop, script, nil); err != nil {
+		return fmt.Errorf("stop the server: %w", err)
+	}
+	if after != "" {
+		after = "cd \"$data\"\nrunuser -u postgres -- sh -eu <<'END-OF-SCRIPT'\n" + after + "END-OF-SCRIPT\n"
+	}
+	err := g.run(ctx, unpackScript+after+syncScript, func(_ context.Context, w io.Writer) error { return write(w) })
 	if err != nil {
 		return fmt.Errorf("write the data directory: %w", err)
 	}

@@ -70,7 +70,7 @@ func (k *Keeper) restorePlan(ctx context.Context, plan *restore.Plan, req Restor
 		return Restored{}, fmt.Errorf("restore %s: %w", req.From, err)
 	}
 	into := Primary{Dial: req.Into.Dial, User: req.User, Password: req.Password}
-	if err := waitPromoted(ctx, req.Into, into); err != nil {
+	if err := waitFor(ctx, req.Into, into, promoted); err != nil {
 		return Restored{}, fmt.Errorf("restore %s: %w", req.From, err)
 	}
 	return Restored{
@@ -93,6 +93,56 @@ func (k *Keeper) Plan(ctx context.Context, id string, target restore.Target) (*r
 		return nil, err
 	}
 	return restore.Find(ctx, a, target)
+}
+
+// CompleteRequest says which standby lacks a part of the log.
+type CompleteRequest struct {
+	Database string
+	From     Position // the end of the log that it has
+	Into     Standby
+}
+
+// Standby is a server to whose data directory files can be added.
+type Standby interface {
+	// Amend stops the server, calls write with a sink for files that are added to its data directory or that replace
+	// others of it, makes that durable and starts the server.
+	Amend(ctx context.Context, write func(restore.Sink) error) error
+	// Dial and Check are as of a Server.
+	Dial(ctx context.Context) (net.Conn, error)
+	Check(ctx context.Context) error
+}
+
+// Complete gives a standby all of a database's log that this host can have, and returns its end: From if there is no
+// more. The standby has to be able to accept connections; it does again when it has applied the log or a part of it.
+func (k *Keeper) Complete(ctx context.Context, req CompleteRequest) (Position, error) {
+	if _, err := k.settle(ctx, req.Database); err != nil {
+		return 0, err
+	}
+	a, err := k.archive(req.Database)
+	if err != nil {
+		return 0, err
+	}
+	log, err := restore.FindLog(ctx, a, req.From)
+	if err != nil {
+		return 0, fmt.Errorf("complete the log of a standby of %s: %w", req.Database, err)
+	}
+	if log.End <= req.From {
+		return req.From, nil
+	}
+	err = req.Into.Amend(ctx, func(sink restore.Sink) error { return log.Write(ctx, sink) })
+	if err != nil {
+		return 0, fmt.Errorf("complete the log of a standby of %s: %w", req.Database, err)
+	}
+	return log.End, waitFor(ctx, req.Into, Primary{Dial: req.Into.Dial}, accepting)
+}
+
+// accepting returns nil if a server accepts connections.
+func accepting(ctx context.Context, p Primary) error {
+	conn, err := p.connect(ctx, "postgres")
+	if err == nil {
+		conn.close(ctx)
+	}
+	return err
 }
 
 // settle brings what a server that responds has confirmed, or what the spool of one that is gone has, into the archive.
@@ -143,12 +193,17 @@ func (k *Keeper) drain(ctx context.Context, id string) (time.Time, error) {
 	return time.Time{}, nil
 }
 
-// waitPromoted waits until a server has finished its recovery.
-func waitPromoted(ctx context.Context, server Server, p Primary) error {
+// checker says whether a server has ended.
+type checker interface {
+	Check(ctx context.Context) error
+}
+
+// waitFor waits until check has no error.
+func waitFor(ctx context.Context, server checker, p Primary, check func(context.Context, Primary) error) error {
 	ticker := time.NewTicker(readyInterval)
 	defer ticker.Stop()
 	for {
-		err := promoted(ctx, p)
+		err := check(ctx, p)
 		if err == nil {
 			return nil
 		}

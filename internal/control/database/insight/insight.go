@@ -120,6 +120,7 @@ func (s *Service) Stats(ctx context.Context, p auth.Principal, id api.DatabaseID
 	if err != nil {
 		return out, err
 	}
+	out.Replicas = db.ReplicaStates
 	server, err := s.server(ctx, p, id)
 	if err != nil {
 		return out, err

@@ -18,7 +18,8 @@ type BackupSink struct {
 	Begin func(start wal.LSN, t wal.Timeline) error
 	// Archive gets the bytes of the tar archive of the data directory.
 	Archive func(data []byte) error
-	// Manifest gets the bytes of the backup manifest, which follows the archive.
+	// Manifest gets the bytes of the backup manifest, which follows the archive. nil: the server makes none, and
+	// computes no hashes.
 	Manifest func(data []byte) error
 }
 
@@ -35,8 +36,11 @@ func (c *Conn) BaseBackup(label string, idle time.Duration, sink BackupSink) (st
 	}
 	timer := time.AfterFunc(idle, func() { _ = c.net.Close() }) // the reader reports it
 	defer timer.Stop()
-	err = c.send("BASE_BACKUP (LABEL '" + label + "', CHECKPOINT 'fast', WAIT false, MANIFEST 'yes', " +
-		"MANIFEST_CHECKSUMS 'SHA256')")
+	manifest := "MANIFEST 'yes', MANIFEST_CHECKSUMS 'SHA256'"
+	if sink.Manifest == nil {
+		manifest = "MANIFEST 'no'"
+	}
+	err = c.send("BASE_BACKUP (LABEL '" + label + "', CHECKPOINT 'fast', WAIT false, " + manifest + ")")
 	if err != nil {
 		return 0, err
 	}
@@ -122,7 +126,7 @@ func (b *backup) data(data []byte) error {
 		b.write = b.sink.Archive
 		return nil
 	case 'm':
-		if b.manifest || b.archives == 0 {
+		if b.manifest || b.archives == 0 || b.sink.Manifest == nil {
 			return errors.New("base backup: the server sent an unexpected manifest")
 		}
 		b.manifest, b.write = true, b.sink.Manifest
@@ -139,7 +143,7 @@ func (b *backup) data(data []byte) error {
 }
 
 func (b *backup) complete() error {
-	if b.stop == 0 || b.archives != 1 || !b.manifest {
+	if b.stop == 0 || b.archives != 1 || b.manifest != (b.sink.Manifest != nil) {
 		return errors.New("base backup: the server ended it early")
 	}
 	return nil

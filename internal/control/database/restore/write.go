@@ -114,9 +114,14 @@ func (p *Plan) writeLog(ctx context.Context, sink Sink) error {
 			return err
 		}
 	}
-	return fetch(ctx, p.a, p.entries, func(e archive.Entry, data []byte, _ archive.Coverage) error {
-		// A longer object may have replaced the last one. It has transactions that the plan does not know.
-		if room := int(max(p.End, e.Segment.Start()) - e.Segment.Start()); len(data) > room {
+	return writeSegments(ctx, p.a, p.entries, p.End, sink)
+}
+
+// writeSegments writes segments of the log up to its end.
+func writeSegments(ctx context.Context, a *archive.Archive, entries []archive.Entry, end wal.LSN, sink Sink) error {
+	return fetch(ctx, a, entries, func(e archive.Entry, data []byte, _ archive.Coverage) error {
+		// A longer object may have replaced the last one. It has transactions that the caller does not know.
+		if room := int(max(end, e.Segment.Start()) - e.Segment.Start()); len(data) > room {
 			data = data[:room]
 		}
 		content := io.MultiReader(bytes.NewReader(data), io.LimitReader(zeros{}, int64(wal.SegmentBytes-len(data))))

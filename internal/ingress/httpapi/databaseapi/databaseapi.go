@@ -100,7 +100,7 @@ func shown(c Caller, d api.Database) api.Database {
 }
 
 func withoutCredentials(d api.Database) api.Database {
-	d.Password, d.ConnectionURL, d.PoolerURL, d.BrokerToken = "", "", "", ""
+	d.Password, d.ConnectionURL, d.PoolerURL, d.ReadOnlyURL, d.BrokerToken = "", "", "", "", ""
 	return d
 }
 

@@ -8,6 +8,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"regexp"
@@ -15,6 +16,7 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgproto3"
 
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
@@ -27,7 +29,8 @@ const File = "/var/lib/postgresql/fake.json"
 type State struct {
 	Roles     map[string]string `json:"roles"` // verifiers by name
 	Databases []string          `json:"databases"`
-	Rows      []string          `json:"rows"` // that "INSERT ..." statements have added
+	Rows      []string          `json:"rows"`    // that "INSERT ..." statements have added
+	Standby   bool              `json:"standby"` // it takes no writes
 }
 
 // Fake is a fake server.
@@ -39,6 +42,7 @@ type Fake struct {
 
 	used     int64 // bytes of its storage
 	readOnly bool
+	cut      bool // standbys receive nothing
 }
 
 // New returns a server without faults.
@@ -65,6 +69,13 @@ func (f *Fake) SetUsed(bytes int64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.used = bytes
+}
+
+// Cut makes standbys receive nothing, or ends that.
+func (f *Fake) Cut(cut bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.cut = cut
 }
 
 // ReadOnly reports whether the server is read-only.
@@ -178,6 +189,29 @@ func (f *Fake) apply(ctx context.Context, files guestapi.FileSystem, b *pgproto3
 		return err
 	}
 	switch {
+	case s.Standby && (roleStatement.MatchString(sql) || strings.HasPrefix(sql, "INSERT ")):
+		return errors.New("cannot execute it in a read-only transaction")
+	case strings.HasPrefix(sql, dump):
+		data, err := json.Marshal(s)
+		send(b, string(data))
+		return err
+	case strings.HasPrefix(sql, load):
+		s = State{}
+		if err = json.Unmarshal([]byte(strings.TrimPrefix(sql, load)), &s); err == nil {
+			err = save(ctx, files, s)
+		}
+	case strings.Contains(sql, "pg_is_in_recovery"):
+		send(b, strconv.FormatBool(s.Standby), strconv.FormatBool(s.Standby && !f.cut), s.end(), s.end(), "1500")
+		return nil
+	case strings.Contains(sql, "pg_current_wal_lsn"):
+		if s.Standby {
+			return errors.New("recovery is in progress")
+		}
+		send(b, s.end())
+		return nil
+	case strings.Contains(sql, "pg_promote"):
+		s.Standby = false
+		err = save(ctx, files, s)
 	case roleStatement.MatchString(sql):
 		m := roleStatement.FindStringSubmatch(sql)
 		if _, has := s.Roles[m[2]]; has == (m[1] == "CREATE") {
@@ -205,6 +239,44 @@ func (f *Fake) apply(ctx context.Context, files guestapi.FileSystem, b *pgproto3
 	}
 	b.Send(&pgproto3.CommandComplete{CommandTag: []byte("OK")})
 	return nil
+}
+
+const dump, load = "-- dump", "-- load "
+
+// Dump reads what the server of a connection has.
+func Dump(ctx context.Context, conn *pgx.Conn) (s State, err error) {
+	var text string
+	if err := conn.QueryRow(ctx, dump).Scan(&text); err != nil {
+		return s, err
+	}
+	return s, json.Unmarshal([]byte(text), &s)
+}
+
+// Replace replaces what the server of a connection has.
+func Replace(ctx context.Context, conn *pgx.Conn, s State) error {
+	data, err := json.Marshal(s)
+	if err != nil {
+		return err
+	}
+	_, err = conn.Exec(ctx, load+string(data))
+	return err
+}
+
+// end returns the end of a log in which each row takes 256 bytes.
+func (s State) end() string { return fmt.Sprintf("0/%X", 256*(1+len(s.Rows))) }
+
+// send sends a row of texts.
+func send(b *pgproto3.Backend, values ...string) {
+	fields, row := &pgproto3.RowDescription{}, &pgproto3.DataRow{}
+	for _, v := range values {
+		fields.Fields = append(fields.Fields, pgproto3.FieldDescription{
+			Name: []byte("value"), DataTypeOID: 25, DataTypeSize: -1, TypeModifier: -1,
+		})
+		row.Values = append(row.Values, []byte(v))
+	}
+	b.Send(fields)
+	b.Send(row)
+	b.Send(&pgproto3.CommandComplete{CommandTag: []byte("SELECT 1")})
 }
 
 func (f *Fake) sendRoles(b *pgproto3.Backend, s State, sql string) {
