@@ -211,6 +211,13 @@ func (a *Apps) DeleteDomain(ctx context.Context, app, domain string) error {
 	return a.c.do(ctx, del(appPath(app, "domains", domain)), nil)
 }
 
+// Webhook returns what a repository at another server is to notify, with a new secret.
+func (a *Apps) Webhook(ctx context.Context, app string) (api.AppWebhook, error) {
+	var out api.AppWebhook
+	err := a.c.do(ctx, post(appPath(app, "webhook"), nil), &out)
+	return out, err
+}
+
 // Run runs a command once in a machine of the live deployment, and passes its output on as it comes.
 //
 // When ctx ends, the command is killed.

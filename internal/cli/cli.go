@@ -19,6 +19,7 @@ import (
 
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/client"
+	apps "github.com/pandastack/pandastack/internal/cli/app"
 	"github.com/pandastack/pandastack/internal/cli/cmdutil"
 	"github.com/pandastack/pandastack/internal/cli/database"
 	"github.com/pandastack/pandastack/internal/cli/schedule"
@@ -162,6 +163,7 @@ func (a *app) root() *cobra.Command {
 	root.AddGroup(
 		&cobra.Group{ID: "node", Title: "Node:"},
 		&cobra.Group{ID: "use", Title: "Sandboxes:"},
+		&cobra.Group{ID: "apps", Title: "Apps:"},
 		&cobra.Group{ID: "measure", Title: "Measure:"},
 	)
 	add := func(group string, commands ...*cobra.Command) {
@@ -174,6 +176,7 @@ func (a *app) root() *cobra.Command {
 	add("use", a.sandbox(), a.template(), a.snapshot(), volume.Command(a.Factory), database.Command(a.Factory),
 		schedule.Command(a.Factory))
 	add("use", a.keys(), a.workspaces(), a.audit(), a.me())
+	add("apps", apps.Deploy(a.Factory), apps.Command(a.Factory))
 	add("measure", a.demo(), a.bench(), a.conformance())
 	return root
 }

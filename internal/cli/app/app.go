@@ -19,7 +19,8 @@ import (
 func Command(f *cmdutil.Factory) *cobra.Command {
 	c := cmdutil.Group("app", "Run apps that are built from git or from a directory",
 		create(f), list(f), show(f), update(f), remove(f), open(f), scale(f), stats(f),
-		deployFromSource(f), deployments(f), cancel(f), rollback(f), logs(f), runOnce(f), environment(f), domains(f),
+		deployFromSource(f), deployments(f), cancel(f), rollback(f), logs(f), runOnce(f),
+		environment(f), domains(f), webhook(f),
 	)
 	c.Aliases = []string{"apps"}
 	return c
@@ -67,7 +68,7 @@ func (s *settings) register(c *cobra.Command) {
 	fl.StringVar(&s.template, "template", "", "template of its machines")
 	fl.IntVar(&s.cpu, "cpu", 0, "processors of each machine")
 	fl.IntVar(&s.memory, "memory", 0, "memory of each machine in MiB")
-	fl.StringVar(&s.health, "health", "", "path that answers below 400 once it is ready (default: the port is open)")
+	fl.StringVar(&s.health, "health", "", "path whose status is below 400 once it is ready (default: the port is open)")
 	fl.StringArrayVar(&s.warm, "warm", nil, "path to request before the app is captured; may be repeated")
 	fl.StringArrayVar(&s.databases, "database", nil, "id of a database, whose URL is in DATABASE_URL; may be repeated")
 	fl.DurationVar(&s.idle, "idle", 0, "time without requests after which the app sleeps")

@@ -127,6 +127,8 @@ func (s *server) reply(w http.ResponseWriter, rest string) {
 		out = api.AppEnv{Env: []api.AppVariable{{Key: "A", Value: strings.Repeat("x", 200), Scope: api.EnvAll}}}
 	case "env/import":
 		out = api.ImportEnvResponse{Imported: 2, Total: 3}
+	case "webhook":
+		out = api.AppWebhook{URL: "http://hook", Secret: "whsec"}
 	case "stats":
 		out = api.AppStats{Requests: 12, Statuses: map[string]int64{"2xx": 12}}
 	case "runtime-logs":
@@ -375,6 +377,7 @@ func TestCommands(t *testing.T) {
 		{"app domain list shop", "GET /v1/apps/shop/domains", "pending", ""},
 		{"app domain get shop www.example.com", "GET /v1/apps/shop/domains/www.example.com", "TXT", ""},
 		{"app domain remove shop www.example.com", "DELETE /v1/apps/shop/domains/www.example.com", "", ""},
+		{"app webhook shop", "POST /v1/apps/shop/webhook", "whsec", ""},
 		{"app delete shop", "DELETE /v1/apps/shop", "", ""},
 		{"app get none", "GET /v1/apps/none", "", "app none not found"},
 		{"app logz shop", "", "", `unknown command "logz" in "pandastack app"; did you mean logs?`},

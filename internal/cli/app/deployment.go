@@ -196,6 +196,27 @@ func rollback(f *cmdutil.Factory) *cobra.Command {
 	})
 }
 
+func webhook(f *cmdutil.Factory) *cobra.Command {
+	c := &cobra.Command{
+		Use:   "webhook APP",
+		Short: "Make the secret with which a repository notifies the app of changes, and print how",
+		Long: "Make the secret with which a repository at GitHub, GitLab, Gitea or Forgejo notifies the app of\n" +
+			"changes, and print what to enter there. It replaces the secret before.",
+	}
+	return run(f, c, func(ctx context.Context, a *client.Apps, args []string) error {
+		h, err := a.Webhook(ctx, args[0])
+		if err != nil {
+			return err
+		}
+		return f.Print(h, func(w io.Writer) error {
+			return cmdutil.Facts(w, []cmdutil.Fact{
+				{"url", h.URL}, {"secret", h.Secret}, {"content type", h.ContentType},
+				{"events", strings.Join(h.Events, ", ")},
+			})
+		})
+	})
+}
+
 func logs(f *cmdutil.Factory) *cobra.Command {
 	var following, build bool
 	var id string

@@ -264,6 +264,10 @@ func (f *fakeApps) ForwardApp(
 	fmt.Fprintf(w, "%s %s %s?%s below %s key %q", app.Name, r.Method, r.URL.Path, r.URL.RawQuery, prefix, key)
 }
 
+func (f *fakeApps) Webhook(_ context.Context, p auth.Principal, app string) (api.AppWebhook, error) {
+	return api.AppWebhook{Secret: "whsec"}, f.on(p, app, "webhook")
+}
+
 func (f *fakeApps) PreviewRepos(_ context.Context, p auth.Principal) (api.PreviewRepos, error) {
 	return api.PreviewRepos{}, f.on(p, "shop", "preview repos")
 }
@@ -311,7 +315,7 @@ func (f *fakeApps) ImportPreviewEnv(
 func withApps(f *fakeApps) func(*httpapi.Deps) {
 	f.dep = api.NewDeploymentID()
 	return func(d *httpapi.Deps) {
-		d.Apps = appapi.API{Apps: f, Domains: f, Uploads: f, Edge: f, Previews: f}
+		d.Apps = appapi.API{Apps: f, Domains: f, Uploads: f, Edge: f, Hooks: f}
 	}
 }
 
@@ -350,6 +354,7 @@ func TestApps(t *testing.T) {
 		{"POST", path + "/domains", `{"domain":"www.example.com"}`, 201, "add www.example.com", `"domain"`},
 		{"GET", path + "/domains/WWW.example.com", "", 200, "domain www.example.com", `"domain"`},
 		{"DELETE", path + "/domains/www.example.com", "", 204, "delete domain www.example.com", ""},
+		{"POST", path + "/webhook", "", 200, "webhook", `"secret":"whsec"`},
 		{"GET", "/v1/preview-repos", "", 200, "preview repos", `{"repos":[]}`},
 		{"POST", "/v1/preview-repos", `{"github_repo_id":7,"repo_full_name":"a/b"}`, 200, "enable 7", `"enabled":true`},
 		{"DELETE", "/v1/preview-repos/7", "", 204, "disable 7", ""},
@@ -467,7 +472,7 @@ func TestAppVariables(t *testing.T) {
 func TestAppScopes(t *testing.T) {
 	f := &fakeApps{}
 	w := newFixture(t, withApps(f))
-	for _, rt := range httpapi.AppTable() {
+	for _, rt := range httpapi.Table() {
 		if !strings.Contains(rt.Pattern, "{app}") || rt.Method == "GET" {
 			continue
 		}
@@ -490,7 +495,7 @@ func TestAppsOfOthers(t *testing.T) {
 		"env/{key}": `{"value":"x"}`, "import": `{"dotenv":"A=1"}`, "domains": `{"domain":"a.example.com"}`,
 		"run": `{"command":"id"}`,
 	}
-	for _, rt := range httpapi.AppTable() {
+	for _, rt := range httpapi.Table() {
 		if !strings.Contains(rt.Pattern, "{app}") {
 			continue
 		}
@@ -514,23 +519,20 @@ func TestAppsOfOthers(t *testing.T) {
 	}
 }
 
-// TestNoApps checks that a server without apps has no routes of apps, and one without a part of them says so.
+// TestNoApps checks that a server without apps, or without a part of them, says so.
 func TestNoApps(t *testing.T) {
-	w := newFixture(t)
-	for _, path := range []string{"/v1/apps", "/v1/apps/shop", "/v1/preview-repos", "/v1/apps/shop/proxy/"} {
-		e := w.do("GET", path, "").failed(t)
-		if e.Code != api.NotFound || !strings.Contains(e.Message, "no such path") {
-			t.Errorf("%s: got %+v, want no such path", path, e)
-		}
-	}
-	f := &fakeApps{}
-	w = newFixture(t, func(d *httpapi.Deps) { d.Apps = appapi.API{Apps: f} })
-	for _, path := range []string{
-		"GET /v1/apps/shop/domains", "GET /v1/preview-repos", "GET /v1/apps/shop/proxy/", "POST /v1/apps/shop/uploads",
+	none, some := newFixture(t), newFixture(t, func(d *httpapi.Deps) { d.Apps = appapi.API{Apps: &fakeApps{}} })
+	for _, tt := range []struct {
+		w            *fixture
+		method, path string
+	}{
+		{none, "GET", "/v1/apps"}, {none, "GET", "/v1/apps/shop"}, {none, "GET", "/v1/preview-repos"},
+		{none, "GET", "/v1/apps/shop/proxy/"}, {some, "GET", "/v1/apps/shop/domains"},
+		{some, "GET", "/v1/preview-repos"}, {some, "GET", "/v1/apps/shop/proxy/"},
+		{some, "POST", "/v1/apps/shop/uploads"},
 	} {
-		method, path, _ := strings.Cut(path, " ")
-		if e := w.do(method, path, "").failed(t); e.Code != api.Unsupported || e.Message == "" {
-			t.Errorf("%s: got %+v, want unsupported", path, e)
+		if e := tt.w.do(tt.method, tt.path, "").failed(t); e.Code != api.Unsupported || e.Message == "" {
+			t.Errorf("%s: got %+v, want unsupported", tt.path, e)
 		}
 	}
 }

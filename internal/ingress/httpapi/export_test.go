@@ -12,15 +12,10 @@ type Line struct {
 	WebSocket, JSON       bool // what it is, and whether it takes a body of JSON
 }
 
-// Table returns the routes of every server.
-func Table() []Line { return table(routes()) }
-
-// AppTable returns the routes of apps.
-func AppTable() []Line { return table(appRoutes()) }
-
-func table(routes []route) []Line {
+// Table returns all routes.
+func Table() []Line {
 	var all []Line
-	for _, rt := range routes {
+	for _, rt := range routes() {
 		all = append(all, Line{rt.method, rt.pattern, string(rt.need), rt.gives == ws, rt.in != nil})
 	}
 	return all

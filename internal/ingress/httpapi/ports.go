@@ -102,15 +102,14 @@ func splitForwardPath(escaped string) (pattern string, values map[string]string,
 // serveForwarded serves a request that is forwarded to a program, and reports whether it is one.
 func (s *Server) serveForwarded(w http.ResponseWriter, r *http.Request) bool {
 	pattern, values, _ := splitForwardPath(r.URL.EscapedPath())
-	handler := s.raw[pattern]
-	if handler == nil {
+	if pattern == "" {
 		return false
 	}
 	for name, value := range values {
 		r.SetPathValue(name, value)
 	}
 	r.Pattern = pattern
-	handler.ServeHTTP(w, r)
+	s.raw[pattern].ServeHTTP(w, r)
 	return true
 }
 

@@ -45,7 +45,7 @@ type Deps struct {
 	Keys         services.Keys
 	Volumes      *volume.Service        // nil: there are no volumes
 	Databases    databaseapi.API        // empty: there are no databases
-	Apps         appapi.API             // empty: there are no apps, and no routes of apps
+	Apps         appapi.API             // empty: there are no apps
 	Schedules    scheduleapi.API        // empty: there are no schedules
 	Proxy        services.Forwarder     // forwards to ports; nil: the port proxy is unsupported
 	Cells        *repl.Runner           // runs cells of code and may be shared with other APIs; nil: one of its own
@@ -103,11 +103,7 @@ func New(cfg Config, deps Deps) (*Server, error) {
 	if s.spec, err = Spec(cfg.Version); err != nil {
 		return nil, err
 	}
-	all := routes()
-	if deps.Apps.Apps != nil {
-		all = append(all, appRoutes()...)
-	}
-	for _, rt := range all {
+	for _, rt := range routes() {
 		if rt.need == "" {
 			return nil, fmt.Errorf("httpapi: %s is not in the table of operations", rt.muxPattern())
 		}

@@ -33,6 +33,7 @@ func routes() []route {
 		volumeRoutes(),
 		databaseRoutes(),
 		scheduleRoutes(),
+		appRoutes(),
 		portRoutes(),
 		templateRoutes(),
 		buildRoutes(),

@@ -105,8 +105,11 @@ type Edge interface {
 	)
 }
 
-// Previews are the repositories whose pull requests get previews, and the variables of these previews.
-type Previews interface {
+// Hooks are what repositories at other servers notify: how, whose pull requests get previews, and the variables of
+// these previews.
+type Hooks interface {
+	// Webhook returns what a repository is to notify, with a new secret.
+	Webhook(ctx context.Context, p auth.Principal, app string) (api.AppWebhook, error)
 	PreviewRepos(ctx context.Context, p auth.Principal) (api.PreviewRepos, error)
 	EnablePreviewRepo(ctx context.Context, p auth.Principal, repo api.PreviewRepo) (api.PreviewRepo, error)
 	DisablePreviewRepo(ctx context.Context, p auth.Principal, repo int64) error
@@ -129,11 +132,11 @@ type Previews interface {
 
 // API has the services; nil ones are unsupported.
 type API struct {
-	Apps     Apps
-	Domains  Domains
-	Uploads  Uploads
-	Edge     Edge
-	Previews Previews
+	Apps    Apps
+	Domains Domains
+	Uploads Uploads
+	Edge    Edge
+	Hooks   Hooks
 }
 
 // Call is one authorized request of a route.
@@ -189,11 +192,11 @@ func (a API) domains(c *Call) (Domains, string, error) {
 	return a.Domains, app, err
 }
 
-func (a API) previews() (Previews, error) {
-	if a.Previews == nil {
-		return nil, api.Errorf(api.Unsupported, "this server has no previews of pull requests")
+func (a API) hooks() (Hooks, error) {
+	if a.Hooks == nil {
+		return nil, api.Errorf(api.Unsupported, "this server has no webhooks and previews")
 	}
-	return a.Previews, nil
+	return a.Hooks, nil
 }
 
 // maySeeValues reports whether the caller may see the values of variables: who may run commands in machines can read

@@ -141,6 +141,8 @@ func Routes() []Route {
 
 		stream("", ProxyPattern, "*/*", "Forward to an app, WebSockets included", API.proxy),
 
+		out("POST", appPath+"/webhook", 200, "Make the secret with which a repository notifies the app of changes",
+			API.webhook),
 		out("GET", reposPath, 200, "List repositories whose pull requests get previews", API.previewRepos),
 		inOut("POST", reposPath, 200, "Make previews of the pull requests of a repository", API.enablePreviewRepo),
 		empty("DELETE", reposPath+"/{repo}", "Make no more previews of a repository", API.disablePreviewRepo),

@@ -48,8 +48,20 @@ func (a API) importEnv(c *Call, req api.ImportEnvRequest) (out api.ImportEnvResp
 	return s.ImportEnv(c.ctx(), c.Principal, app, req)
 }
 
+func (a API) webhook(c *Call) (out api.AppWebhook, err error) {
+	s, err := a.hooks()
+	if err != nil {
+		return out, err
+	}
+	app, err := c.app()
+	if err != nil {
+		return out, err
+	}
+	return s.Webhook(c.ctx(), c.Principal, app)
+}
+
 func (a API) previewRepos(c *Call) (out api.PreviewRepos, err error) {
-	s, err := a.previews()
+	s, err := a.hooks()
 	if err != nil {
 		return out, err
 	}
@@ -61,7 +73,7 @@ func (a API) previewRepos(c *Call) (out api.PreviewRepos, err error) {
 }
 
 func (a API) enablePreviewRepo(c *Call, req api.PreviewRepo) (out api.PreviewRepo, err error) {
-	s, err := a.previews()
+	s, err := a.hooks()
 	if err != nil {
 		return out, err
 	}
@@ -71,8 +83,8 @@ func (a API) enablePreviewRepo(c *Call, req api.PreviewRepo) (out api.PreviewRep
 }
 
 // repo returns the service for previews and the number of the repository in the path.
-func (a API) repo(c *Call) (Previews, int64, error) {
-	s, err := a.previews()
+func (a API) repo(c *Call) (Hooks, int64, error) {
+	s, err := a.hooks()
 	if err != nil {
 		return nil, 0, err
 	}
