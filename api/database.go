@@ -92,6 +92,7 @@ type Database struct {
 	Size         DatabaseSize   `json:"size" enum:"1g,4g,16g"`
 	AlwaysOn     bool           `json:"always_on" doc:"It is not suspended when it is idle."`
 	ClonedFrom   DatabaseID     `json:"cloned_from,omitempty"`
+	SchemaOnly   bool           `json:"schema_only,omitempty" doc:"A branch that was made without rows."`
 	ExpiresAt    *time.Time     `json:"expires_at,omitempty" doc:"When it is deleted."`
 	SandboxID    SandboxID      `json:"sandbox_id,omitempty" doc:"The machine of its server."`
 	Error        string         `json:"error,omitempty"`
@@ -299,6 +300,9 @@ func (r *CloneDatabaseRequest) Validate() error {
 	case n > 1:
 		return invalid("target_time", "there are %d targets: use one of target_time, target_lsn, target_xid and "+
 			"target_name", n)
+	case r.SchemaOnly && n > 0:
+		return invalid("schema_only", "a branch without rows has the schema that the database has now: leave the "+
+			"target out")
 	case r.TTLSeconds < 0:
 		return invalid("ttl_seconds", "%d is negative: leave it out to keep the branch", r.TTLSeconds)
 	case len(r.TargetName) > 63:

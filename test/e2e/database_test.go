@@ -190,6 +190,7 @@ func TestDatabases(t *testing.T) {
 		t.Errorf("the branch has %q", got)
 	}
 	t.Logf("branch to the first query: %v", time.Since(began))
+	c.schemaOnly(d, conn)
 	c.exec(branch, "DELETE FROM t WHERE v = 'two'")
 	_ = branch.Close(t.Context())
 	c.call("POST", "/v1/databases/"+string(b.ID)+"/suspend", nil, &b, http.StatusOK)
@@ -232,6 +233,38 @@ func TestDatabases(t *testing.T) {
 	if left, err := filepath.Glob(filepath.Join(dir, "volumes", "*")); err != nil || len(left) > 0 {
 		t.Errorf("left of volumes: %v, %v", left, err)
 	}
+}
+
+// schemaOnly makes a branch without rows: tables, sequences, roles and their rights are there, and nothing else.
+func (c databaseClient) schemaOnly(d api.Database, conn *pgx.Conn) {
+	c.t.Helper()
+	c.exec(conn, "CREATE SCHEMA \"Odd 'name\"; CREATE SEQUENCE s START 7; SELECT nextval('s')")
+	c.exec(conn, "CREATE EXTENSION citext")
+	c.exec(conn, "CREATE TABLE \"Odd 'name\".u (id bigint DEFAULT nextval('s'), v citext UNIQUE)")
+	c.exec(conn, "INSERT INTO \"Odd 'name\".u (v) VALUES ('row'); GRANT SELECT ON t TO reader")
+	c.exec(conn, "CREATE MATERIALIZED VIEW m AS SELECT v FROM t")
+	c.exec(conn, "SELECT lo_from_bytea(0, 'large')")
+	began := time.Now()
+	var b api.Database
+	c.call("POST", "/v1/databases/"+string(d.ID)+"/clone", map[string]bool{"schema_only": true}, &b,
+		http.StatusAccepted)
+	b = c.running(b.ID)
+	branch := c.connect(b.ConnectionURL)
+	var next, large int64
+	var tables, readable, readers int
+	err := branch.QueryRow(c.t.Context(), `SELECT nextval('s'), (SELECT count(*) FROM pg_largeobject_metadata),
+		(SELECT count(*) FROM t) + (SELECT count(*) FROM "Odd 'name".u) + (SELECT count(*) FROM pg_class
+			WHERE relname = 'm' AND relispopulated),
+		has_table_privilege('reader', 't', 'SELECT')::int, (SELECT count(*) FROM pg_roles WHERE rolname = 'reader')`).
+		Scan(&next, &large, &tables, &readable, &readers)
+	if err != nil || next != 7 || large != 0 || tables != 0 || readable != 1 || readers != 1 {
+		c.t.Errorf("the branch has the next value %d, %d large objects, %d rows, right %d, role %d; %v", next, large,
+			tables, readable, readers, err)
+	}
+	c.t.Logf("branch without rows to the first query: %v", time.Since(began))
+	c.exec(branch, "INSERT INTO \"Odd 'name\".u (v) VALUES ('own')")
+	_ = branch.Close(c.t.Context())
+	c.call("DELETE", "/v1/databases/"+string(b.ID), nil, nil, http.StatusNoContent)
 }
 
 // psql connects with a client of others, as a role that was made with SQL.

@@ -78,11 +78,7 @@ func (s *Service) Clone(
 
 // branchOf plans a branch.
 func branchOf(parent *store.Database, req api.CloneDatabaseRequest) (store.Database, error) {
-	switch {
-	case req.SchemaOnly:
-		return store.Database{}, api.Errorf(api.Unsupported, "schema_only: this server branches databases with their "+
-			"rows only: leave it out").With("field", "schema_only")
-	case req.Size != "" && string(req.Size) != parent.Size:
+	if req.Size != "" && string(req.Size) != parent.Size {
 		return store.Database{}, api.Errorf(api.Invalid, "size: a branch has the size of its database, %s: leave it "+
 			"out", parent.Size).With("field", "size")
 	}
@@ -102,7 +98,7 @@ func branchOf(parent *store.Database, req api.CloneDatabaseRequest) (store.Datab
 	row := *parent
 	row.ID, row.State, row.Error = string(api.NewDatabaseID()), store.DatabaseCreating, ""
 	row.Label = cmp.Or(req.Label, parent.Label)
-	row.ClonedFrom, row.Origin, row.AlwaysOn = parent.ID, string(from), false
+	row.ClonedFrom, row.Origin, row.AlwaysOn, row.SchemaOnly = parent.ID, string(from), false, req.SchemaOnly
 	row.Replicas = 0
 	row.Expires, row.Used, row.Created, row.Changed = expiry(req.TTLSeconds), at, at, at
 	return row, setCredentials(&row)
@@ -117,6 +113,14 @@ func (s *Service) makeBranch(ctx context.Context, row *store.Database) error {
 	}
 	if from.Moment != nil {
 		return s.makePast(ctx, row, from)
+	}
+	if row.SchemaOnly {
+		g, m, facts, err := s.copySchema(ctx, row, from.Database)
+		if err != nil {
+			return err
+		}
+		setFacts(row, facts)
+		return s.commitBranch(ctx, row, g, &m)
 	}
 	g, m, _, err := s.fork(ctx, row, from.Database)
 	if err != nil {

@@ -70,7 +70,7 @@ func TestBranchRefusals(t *testing.T) {
 		code api.Code
 	}{
 		"past":   {api.CloneDatabaseRequest{TargetTime: new(time.Now())}, api.Unsupported},
-		"schema": {api.CloneDatabaseRequest{SchemaOnly: true}, api.Unsupported},
+		"schema": {api.CloneDatabaseRequest{SchemaOnly: true, TargetXID: 7}, api.Invalid},
 		"size":   {api.CloneDatabaseRequest{Size: api.Database4G}, api.Invalid},
 	} {
 		_, err := w.Clone(ctx, alice, d.ID, test.req)
@@ -93,4 +93,42 @@ func TestBranchRefusals(t *testing.T) {
 		t.Errorf("rows %+v, %v", rows, err)
 	}
 	w.must(w.Delete(ctx, alice, d.ID))
+}
+
+// TestSchemaOnly makes a branch without rows, resets it, and branches it.
+func TestSchemaOnly(t *testing.T) {
+	w := newFixture(t)
+	ctx := t.Context()
+	d := w.made()
+	w.insert(d.ID, "secret")
+	b, err := w.Clone(ctx, alice, d.ID, api.CloneDatabaseRequest{SchemaOnly: true})
+	w.must(err)
+	w.must(w.Reconcile(ctx))
+	b = w.get(b.ID)
+	if b.Status != api.DatabaseRunning || !b.SchemaOnly || b.ClonedFrom != d.ID || b.Version != "16.14" {
+		t.Fatalf("the branch: %+v", b)
+	}
+	w.wantBranch(b)
+	w.insert(b.ID, "own")
+	if s := w.state(d.ID); !slices.Equal(s.Rows, []string{"secret"}) {
+		t.Errorf("the database has rows %q", s.Rows)
+	}
+	again, err := w.Clone(ctx, alice, b.ID, api.CloneDatabaseRequest{})
+	w.must(err)
+	w.must(w.Reconcile(ctx))
+	if got := w.get(again.ID); got.SchemaOnly {
+		t.Errorf("a branch with rows of one without: %+v", got)
+	}
+	_, err = w.Reset(ctx, alice, b.ID, api.ResetDatabaseRequest{TargetTime: new(time.Now())})
+	w.wants("reset to a time", err, api.Invalid)
+	_, err = w.Reset(ctx, alice, b.ID, api.ResetDatabaseRequest{})
+	w.must(err)
+	w.must(w.Reconcile(ctx))
+	w.wantBranch(b)
+	w.wantBranch(w.get(again.ID), "own")
+	w.whole("after a reset", 3)
+	for _, one := range []api.Database{d, b, again} {
+		w.must(w.Delete(ctx, alice, one.ID))
+	}
+	w.empty("deleted")
 }

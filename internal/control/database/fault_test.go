@@ -43,6 +43,10 @@ var operations = []operation{
 		_, err := w.Clone(ctx, alice, id, api.CloneDatabaseRequest{})
 		return errors.Join(err, w.Reconcile(ctx))
 	}},
+	{"schema-only", false, func(w *fixture, ctx context.Context, id api.DatabaseID) error {
+		_, err := w.Clone(ctx, alice, id, api.CloneDatabaseRequest{SchemaOnly: true})
+		return errors.Join(err, w.Reconcile(ctx))
+	}},
 	{"delete", false, func(w *fixture, ctx context.Context, id api.DatabaseID) error {
 		return w.Delete(ctx, alice, id)
 	}},

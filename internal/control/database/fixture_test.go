@@ -131,8 +131,23 @@ func (w *fixture) start() {
 	w.must(err)
 	w.Service, err = database.New(w.cfg, database.Deps{Store: db, Sandboxes: w.boxes, Volumes: w.volumes,
 		Templates: templates, Quotas: limits, Log: log, Backups: w.backups,
-		Replication: w.replication})
+		Replication: w.replication, CopySchema: w.copySchema})
 	w.must(err)
+}
+
+// copySchema copies everything but the rows of a fake server.
+func (w *fixture) copySchema(ctx context.Context, from, to server.Guest) error {
+	s, err := servertest.Load(ctx, from)
+	if err != nil {
+		return err
+	}
+	s.Rows = nil
+	if w.fault != nil {
+		if err := w.fault("copy schema", false); err != nil {
+			return err
+		}
+	}
+	return servertest.Save(ctx, to, s)
 }
 
 // restart is a program that was killed and started again.

@@ -44,6 +44,10 @@ func (s *Service) Reset(
 		err = ready(&parent)
 	}
 	from := origin{Database: parent.ID}
+	if err == nil && req.TargetTime != nil && row.SchemaOnly {
+		err = api.Errorf(api.Invalid, "target_time: %s is a branch without rows, which has the schema that its "+
+			"database has now: leave it out", id).With("field", "target_time")
+	}
 	if err == nil && req.TargetTime != nil {
 		from.Moment = &moment{Time: req.TargetTime}
 		err = s.checkPast(ctx, &parent)
@@ -70,6 +74,14 @@ func (s *Service) copyParent(
 		return m, err
 	}
 	row.Template = parent.Template
+	if row.SchemaOnly {
+		_, m, facts, err := s.copySchema(ctx, row, from.Database)
+		if err == nil {
+			setFacts(row, facts)
+			row.Extensions = parent.Extensions
+		}
+		return m, err
+	}
 	if from.Moment != nil {
 		_, m, parent, err = s.past(ctx, row, from)
 	} else {

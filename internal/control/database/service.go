@@ -15,6 +15,7 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
 	"github.com/pandastack/pandastack/internal/control/auth"
 	"github.com/pandastack/pandastack/internal/control/database/replica"
+	"github.com/pandastack/pandastack/internal/control/database/server"
 	"github.com/pandastack/pandastack/internal/control/quota"
 	"github.com/pandastack/pandastack/internal/control/sandbox"
 	"github.com/pandastack/pandastack/internal/control/sandbox/keyed"
@@ -91,7 +92,7 @@ type Templates interface {
 	Resolve(ctx context.Context, p auth.Principal, name string) (api.Template, error)
 }
 
-// Deps are the components that a Service works with. All but Backups are required.
+// Deps are the components that a Service works with. All but Backups and CopySchema are required.
 type Deps struct {
 	Backups     Backups             // nil: the log of a database is only on its volume
 	Replication replica.Replication // standby.Replication
@@ -101,6 +102,8 @@ type Deps struct {
 	Templates   Templates
 	Quotas      *quota.Quotas
 	Log         *slog.Logger
+	// CopySchema makes roles and databases of one server in another, without rows; nil: server.CopySchema.
+	CopySchema func(ctx context.Context, from, to server.Guest) error
 }
 
 // Service implements every verb on databases. Make it with New.
@@ -114,6 +117,7 @@ type Service struct {
 	backups   Backups // may be nil
 	replicas  *replica.Set
 	log       *slog.Logger
+	schema    func(ctx context.Context, from, to server.Guest) error
 	instance  string // this process, as the owner of operations
 	began     time.Time
 
@@ -147,8 +151,12 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	cfg.ReplicaLag = cmp.Or(cfg.ReplicaLag, 10*time.Second)
 	cfg.ReplicaTimeout = cmp.Or(cfg.ReplicaTimeout, 2*time.Minute)
 	cfg.ForeignGrace = cmp.Or(cfg.ForeignGrace, 10*time.Minute)
+	if deps.CopySchema == nil {
+		deps.CopySchema = server.CopySchema
+	}
 	s := &Service{
-		cfg: cfg, db: deps.Store, boxes: deps.Sandboxes, volumes: deps.Volumes, templates: deps.Templates,
+		schema: deps.CopySchema,
+		cfg:    cfg, db: deps.Store, boxes: deps.Sandboxes, volumes: deps.Volumes, templates: deps.Templates,
 		quotas: deps.Quotas, backups: deps.Backups, log: deps.Log, instance: strings.ToLower(rand.Text()),
 		began: time.Now(),
 		poked: make(chan struct{}, 1), live: map[api.DatabaseID]*live{},

@@ -91,6 +91,7 @@ func (s *Service) view(ctx context.Context, row *store.Database) (api.Database, 
 		CreatedAt: float64(row.Created) / 1e6, AlwaysOn: row.AlwaysOn, ClonedFrom: api.DatabaseID(row.ClonedFrom),
 		Error: row.Error, Durability: api.Durability(row.Durability), IdleSeconds: row.IdleSeconds,
 		StorageMaxMB: int(row.StorageMaxMiB), Replicas: row.Replicas, Version: row.Version,
+		SchemaOnly: row.SchemaOnly,
 	}
 	if err := s.viewFailover(ctx, row, &out); err != nil {
 		return out, err

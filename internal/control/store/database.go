@@ -60,6 +60,7 @@ type Database struct {
 	Replicas      int    `bun:"replicas"`
 	ClonedFrom    string `bun:"cloned_from"`
 	Origin        string `bun:"origin"`
+	SchemaOnly    bool   `bun:"schema_only"`
 	Expires       int64  `bun:"expires"`
 	Used          int64  `bun:"used"`
 	Error         string `bun:"error"`

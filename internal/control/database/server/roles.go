@@ -24,6 +24,9 @@ func quote(text string) string { return "'" + strings.ReplaceAll(text, "'", "''"
 // local makes commits of a session wait for nothing but the server's own disk.
 const local = "SET synchronous_commit = local; "
 
+// settingsOfAll are the settings of every role.
+const settingsOfAll = "ALTER ROLE ALL SET log_min_duration_statement = '1s'; ALTER ROLE ALL SET track_io_timing = on"
+
 // CreateOwner makes the role of a new database's owner, and gives it the prepared database.
 //
 // That gets another name, in one transaction with the role: a copy would take several times as long as all the rest of
@@ -36,7 +39,7 @@ func CreateOwner(ctx context.Context, conn *pgx.Conn, role, verifier, database s
 		"ALTER DATABASE "+Prepared+" RENAME TO "+db+"; "+
 		"ALTER DATABASE "+db+" IS_TEMPLATE false; "+
 		"ALTER DATABASE "+db+" OWNER TO "+name+"; "+
-		"ALTER ROLE ALL SET log_min_duration_statement = '1s'; ALTER ROLE ALL SET track_io_timing = on")
+		settingsOfAll)
 	if err != nil {
 		return fmt.Errorf("create the role %s and the database %s: %w", role, database, err)
 	}

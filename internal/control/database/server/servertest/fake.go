@@ -110,7 +110,8 @@ func Load(ctx context.Context, files guestapi.FileSystem) (State, error) {
 	return s, json.Unmarshal(data, &s)
 }
 
-func save(ctx context.Context, files guestapi.FileSystem, s State) error {
+// Save writes what the server of a guest has.
+func Save(ctx context.Context, files guestapi.FileSystem, s State) error {
 	data, err := json.Marshal(s)
 	if err != nil {
 		return err
@@ -198,7 +199,7 @@ func (f *Fake) apply(ctx context.Context, files guestapi.FileSystem, b *pgproto3
 	case strings.HasPrefix(sql, load):
 		s = State{}
 		if err = json.Unmarshal([]byte(strings.TrimPrefix(sql, load)), &s); err == nil {
-			err = save(ctx, files, s)
+			err = Save(ctx, files, s)
 		}
 	case strings.Contains(sql, "pg_is_in_recovery"):
 		send(b, strconv.FormatBool(s.Standby), strconv.FormatBool(s.Standby && !f.cut), s.end(), s.end(), "1500")
@@ -211,7 +212,7 @@ func (f *Fake) apply(ctx context.Context, files guestapi.FileSystem, b *pgproto3
 		return nil
 	case strings.Contains(sql, "pg_promote"):
 		s.Standby = false
-		err = save(ctx, files, s)
+		err = Save(ctx, files, s)
 	case roleStatement.MatchString(sql):
 		m := roleStatement.FindStringSubmatch(sql)
 		if _, has := s.Roles[m[2]]; has == (m[1] == "CREATE") {
@@ -221,10 +222,10 @@ func (f *Fake) apply(ctx context.Context, files guestapi.FileSystem, b *pgproto3
 		if made := databaseStatement.FindStringSubmatch(sql); made != nil {
 			s.Databases = append(s.Databases, made[1])
 		}
-		err = save(ctx, files, s)
+		err = Save(ctx, files, s)
 	case strings.HasPrefix(sql, "INSERT "):
 		s.Rows = append(s.Rows, strings.TrimPrefix(sql, "INSERT "))
-		err = save(ctx, files, s)
+		err = Save(ctx, files, s)
 	case strings.HasPrefix(sql, "ALTER SYSTEM"):
 		f.readOnly = strings.Contains(sql, "SET default_transaction_read_only = on")
 	case strings.Contains(sql, "pg_ls_waldir"):
