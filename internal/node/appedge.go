@@ -138,6 +138,7 @@ type edgeApps struct {
 
 	mu      sync.Mutex
 	unknown map[string]time.Time // names that are no app's, and since when that is known; guarded by mu
+	changed <-chan struct{}      // closed when unknown holds no more; guarded by mu
 }
 
 // Names that are no app's are looked up again after a while. maxUnknown bounds how many are remembered.
@@ -152,12 +153,13 @@ func (e *edgeApps) Route(ctx context.Context, host string) (appedge.Route, error
 		strings.HasPrefix(a.Sandbox, "sbx") || !strings.Contains(host, ".") || e.isUnknown(host) {
 		return appedge.Route{}, appedge.ErrNoApp
 	}
+	changed := e.service.Changed()
 	found, err := e.service.Route(ctx, host)
 	if api.CodeOf(err) == api.NotFound {
 		found, err = e.redirect(ctx, host)
 	}
 	if api.CodeOf(err) == api.NotFound {
-		e.setUnknown(host)
+		e.setUnknown(host, changed)
 		return appedge.Route{}, errors.Join(appedge.ErrNoApp, err)
 	}
 	if err != nil {
@@ -192,17 +194,23 @@ func (e *edgeApps) redirect(ctx context.Context, host string) (app.Route, error)
 func (e *edgeApps) isUnknown(host string) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	select {
+	case <-e.changed:
+		clear(e.unknown)
+	default:
+	}
 	at, ok := e.unknown[host]
 	return ok && time.Since(at) < unknownAge
 }
 
-func (e *edgeApps) setUnknown(host string) {
+// setUnknown remembers a name that was looked up after changed was read.
+func (e *edgeApps) setUnknown(host string, changed <-chan struct{}) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if len(e.unknown) >= maxUnknown {
+	if e.changed != changed || len(e.unknown) >= maxUnknown {
 		clear(e.unknown)
 	}
-	e.unknown[host] = time.Now()
+	e.unknown[host], e.changed = time.Now(), changed
 }
 
 // Replicas implements appedge.Apps.
