@@ -181,13 +181,14 @@ func (g *Log) Flush(ctx context.Context) error {
 	for {
 		g.mu.Lock()
 		batch := g.unwritten[:min(len(g.unwritten), page)]
-		trim := int64(0)
-		if g.opt.Keep > 0 && g.last-g.opt.Keep-g.trimmed >= page {
-			trim = g.last - g.opt.Keep
-		}
+		trimmed := g.trimmed
 		g.mu.Unlock()
 		if len(batch) == 0 {
 			return nil
+		}
+		trim := int64(0)
+		if old := batch[len(batch)-1].Number - g.opt.Keep; g.opt.Keep > 0 && old-trimmed >= page/2 {
+			trim = old
 		}
 		err := g.logs.db.Write(ctx, "app log", func(ctx context.Context, tx *store.Tx) error {
 			if err := tx.AppendAppLog(ctx, batch); err != nil || trim == 0 {

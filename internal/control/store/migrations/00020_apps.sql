@@ -37,8 +37,6 @@ CREATE TABLE app_deployments (
   settings     TEXT NOT NULL,    -- JSON: the settings of the app when it was asked for; encrypted
   result       TEXT NOT NULL,    -- JSON: what the build found out and made
   machine      TEXT NOT NULL,    -- the sandbox that is being built or started; '': none
-  attempts     BIGINT NOT NULL,  -- to make it, by processes that ended in one
-  linked       TEXT NOT NULL,    -- hash of what linked databases added to its environment; '': nothing
   built        TEXT NOT NULL,    -- snapshot before the start; '': none
   ready        TEXT NOT NULL,    -- snapshot of the running app; '': none
   git_ref      TEXT NOT NULL,
@@ -52,8 +50,6 @@ CREATE TABLE app_deployments (
   ended        BIGINT NOT NULL
 );
 CREATE UNIQUE INDEX app_deployments_number ON app_deployments (app, number);
-
-ALTER TABLE snapshots ADD COLUMN owned_by TEXT NOT NULL DEFAULT '';  -- the service's object that it belongs to
 
 -- The machines that serve apps.
 CREATE TABLE app_replicas (
