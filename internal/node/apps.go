@@ -13,12 +13,14 @@ import (
 
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/control/app"
+	"github.com/pandastack/pandastack/internal/control/app/appimage"
 	"github.com/pandastack/pandastack/internal/control/app/builder"
 	"github.com/pandastack/pandastack/internal/control/app/domain"
 	"github.com/pandastack/pandastack/internal/control/app/repo"
 	"github.com/pandastack/pandastack/internal/control/app/staticfiles"
 	"github.com/pandastack/pandastack/internal/control/app/upload"
 	"github.com/pandastack/pandastack/internal/control/auth"
+	"github.com/pandastack/pandastack/internal/control/build"
 	"github.com/pandastack/pandastack/internal/control/database"
 	"github.com/pandastack/pandastack/internal/control/quota"
 	"github.com/pandastack/pandastack/internal/control/sandbox"
@@ -27,6 +29,7 @@ import (
 	"github.com/pandastack/pandastack/internal/control/volume"
 	"github.com/pandastack/pandastack/internal/ingress/httpapi/appapi"
 	"github.com/pandastack/pandastack/internal/lib/blob"
+	"github.com/pandastack/pandastack/internal/os/clientconfig"
 )
 
 // apps is the service for apps with what it is made of.
@@ -47,6 +50,7 @@ type appDeps struct {
 	volumes   *volume.Service
 	databases *database.Service // nil: none
 	templates *template.Service
+	builds    *build.Service
 	quotas    *quota.Quotas
 	log       *slog.Logger
 }
@@ -85,11 +89,21 @@ func (n *node) apps(ctx context.Context, deps appDeps) (a apps, err error) {
 		return a, err
 	}
 	program := filepath.Join(filepath.Dir(n.Config.Agent()), buildProgram)
+	mirrors, err := appMirrors(ctx, set.Mirrors, clientconfig.Here())
+	if err != nil {
+		return a, err
+	}
+	images := appimage.Images{Builds: deps.builds, Templates: deps.templates,
+		Workspace: func(ctx context.Context, id api.AppID) (api.Workspace, error) {
+			row, err := deps.store.Read().App(ctx, string(id))
+			return api.Workspace(row.Workspace), err
+		}}
 	builds, err := builder.New(
-		builder.Config{Template: set.Template, Program: program, Timeout: set.BuildTimeout},
+		builder.Config{Template: set.Template, Program: program, Timeout: set.BuildTimeout, Mirrors: mirrors},
 		builder.Deps{
 			Sandboxes: deps.sandboxes, Finder: appFinder{deps.sandboxes}, Templates: deps.templates,
-			Uploads: appUploads{a.uploads}, Files: a.files, Repositories: appRepositories{}, Log: deps.log,
+			Uploads: appUploads{a.uploads}, Files: a.files, Images: images,
+			Repositories: appRepositories{}, Log: deps.log,
 		},
 	)
 	if err != nil {

@@ -99,7 +99,7 @@ func (n *node) control(
 	if err != nil {
 		return nil, nil, "", err
 	}
-	served, err := n.apps(ctx, appDeps{db, boxes, volumes, dbs.service, templates, quotas, n.Log})
+	served, err := n.apps(ctx, appDeps{db, boxes, volumes, dbs.service, templates, builds, quotas, n.Log})
 	if err != nil {
 		return nil, nil, "", err
 	}

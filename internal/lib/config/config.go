@@ -194,6 +194,7 @@ type Apps struct {
 	UploadMiB     int           `yaml:"upload_mib" default:"1024"`
 	RepositoryMiB int           `yaml:"repository_mib" default:"4096"`
 	PushMiB       int           `yaml:"push_mib" default:"512"`
+	Mirrors       AppMirrors    `yaml:"mirrors"`
 
 	Hold            time.Duration `yaml:"hold" default:"20s"`
 	ResponseTimeout time.Duration `yaml:"response_timeout" default:"5m"`
@@ -215,6 +216,29 @@ type ACME struct {
 	KeyID     string `yaml:"key_id" default:""`
 	MACKey    string `yaml:"mac_key" path:"file" default:""`
 	CA        string `yaml:"ca" path:"file" default:""`
+}
+
+// AppMirrors configures how builds of apps reach what they download.
+type AppMirrors struct {
+	FromHost     bool   `yaml:"from_host" default:"false"`
+	Certificates string `yaml:"certificates" path:"file" default:""`
+	NPM          string `yaml:"npm" default:""`
+	PyPI         string `yaml:"pypi" default:""`
+	Go           string `yaml:"go" default:""`
+	Debian       string `yaml:"debian" default:""`
+	Proxy        string `yaml:"proxy" default:""`
+	NoProxy      string `yaml:"no_proxy" default:""`
+	Hosts        string `yaml:"hosts" default:""`
+}
+
+// HostLines returns the lines of Hosts.
+func (m AppMirrors) HostLines() (lines []string) {
+	for line := range strings.SplitSeq(m.Hosts, ",") {
+		if line = strings.TrimSpace(line); line != "" {
+			lines = append(lines, line)
+		}
+	}
+	return lines
 }
 
 // Quota holds the quotas of workspaces that have none of their own; 0 is unlimited.

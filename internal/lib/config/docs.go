@@ -208,9 +208,19 @@ var settingDocs = map[string]string{
 	"apps.upload_mib":     "Size of an archive of files that is uploaded to be deployed.",
 	"apps.repository_mib": "Size of the volume with the repository of an app that is pushed to.",
 	"apps.push_mib":       "What one git push to an app may send.",
-	"apps.idle":           "Time without requests after which an app sleeps if its creator names none.",
-	"apps.keep":           "Ended deployments of an app that are kept for rollbacks.",
-	"apps.deployments":    "Deployments of apps that are built or started at once.",
+	"apps.mirrors.from_host": "Whether builds of apps use the registries of npm, pip and Go that this machine uses, " +
+		"and trust the certificate authorities that its administrator added. Credentials are left out.",
+	"apps.mirrors.certificates": "File with certificate authorities (PEM) that apps and their builds trust too.",
+	"apps.mirrors.npm":          "Registry of npm for builds of apps; empty is the public one.",
+	"apps.mirrors.pypi":         "Index of Python packages for builds of apps; empty is the public one.",
+	"apps.mirrors.go":           "GOPROXY of builds of apps; empty is the public one.",
+	"apps.mirrors.debian":       "Archive of Debian for builds of apps; empty is the public one.",
+	"apps.mirrors.proxy":        "HTTP proxy of builds of apps, which read it. Private addresses need network.allow.",
+	"apps.mirrors.no_proxy":     "Names that builds of apps reach without the proxy, separated by commas.",
+	"apps.mirrors.hosts":        "Names for builds, such as 198.51.100.7 npm.example.com, separated by commas.",
+	"apps.idle":                 "Time without requests after which an app sleeps if its creator names none.",
+	"apps.keep":                 "Ended deployments of an app that are kept for rollbacks.",
+	"apps.deployments":          "Deployments of apps that are built or started at once.",
 	"quota.databases": "Databases that a workspace may have; 0 is unlimited. The machine and the volume of each also " +
 		"count as a sandbox and a volume.",
 	"quota.apps": "Apps that a workspace may have; 0 is unlimited. " +

@@ -198,6 +198,23 @@ func (n *Node) validateApps(bad func(string, string, ...any)) {
 			bad(v.name, "%d is not from 1 to %d", v.mib, maxVolumeMiB)
 		}
 	}
+	for name, text := range map[string]string{"npm": a.Mirrors.NPM, "pypi": a.Mirrors.PyPI, "debian": a.Mirrors.Debian,
+		"proxy": a.Mirrors.Proxy} {
+		u, err := url.Parse(text)
+		if text != "" && (err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "") {
+			bad("apps.mirrors."+name, "%q is not a URL such as https://mirror.example.com", text)
+		}
+	}
+	for _, line := range a.Mirrors.HostLines() {
+		fields := strings.Fields(line)
+		if len(fields) < 2 {
+			bad("apps.mirrors.hosts", "%q is not an address and a name such as 198.51.100.7 registry.example.com", line)
+			continue
+		}
+		if _, err := netip.ParseAddr(fields[0]); err != nil {
+			bad("apps.mirrors.hosts", "%q does not begin with an address", line)
+		}
+	}
 	if a.Idle < minAppIdle {
 		bad("apps.idle", "%v is too short; use %v or more", a.Idle, minAppIdle)
 	}

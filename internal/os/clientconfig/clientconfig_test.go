@@ -1,0 +1,52 @@
+package clientconfig_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/pandastack/pandastack/internal/os/clientconfig"
+)
+
+func TestRead(t *testing.T) {
+	root := t.TempDir()
+	dir := filepath.Join(root, "usr/local/share/ca-certificates")
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for name, content := range map[string]string{
+		"b.crt": "-----BEGIN CERTIFICATE-----\nb\n", "a.crt": "-----BEGIN CERTIFICATE-----\na\n", "c.crt": "binary",
+		"notes.txt": "-----BEGIN CERTIFICATE-----\nno\n",
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	says := map[string]string{"npm": "https://user:secret@npm.example/x/\n", "go": "https://a:b@go.example,direct\n"}
+	h := clientconfig.Host{Root: root, Run: func(_ context.Context, name string, _ ...string) (string, error) {
+		if text, installed := says[name]; installed {
+			return text, nil
+		}
+		return "", &exec.Error{Name: name, Err: exec.ErrNotFound}
+	}}
+	got, err := h.Read(t.Context())
+	want := clientconfig.Config{
+		Certificates: "-----BEGIN CERTIFICATE-----\na\n-----BEGIN CERTIFICATE-----\nb\n",
+		NPM:          "https://npm.example/x/", Go: "https://go.example,direct",
+	}
+	if err != nil || got != want {
+		t.Errorf("Read() = %+v, %v, want %+v", got, err, want)
+	}
+	says["npm"], says["go"] = "https://registry.npmjs.org/\n", "https://proxy.golang.org,direct\n"
+	if got, err := h.Read(t.Context()); err != nil || got.NPM != "" || got.Go != "" {
+		t.Errorf("Read() = %+v, %v for defaults, want nothing", got, err)
+	}
+	broken := errors.New("broken")
+	h.Run = func(context.Context, string, ...string) (string, error) { return "", broken }
+	if _, err := h.Read(t.Context()); !errors.Is(err, broken) {
+		t.Errorf("Read() = %v, want %v", err, broken)
+	}
+}
