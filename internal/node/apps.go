@@ -41,6 +41,7 @@ type apps struct {
 	files   *staticfiles.Files
 	domains *domain.Service
 	edge    *appEdge // set by handler
+	sources appSources
 }
 
 // appDeps are the parts of the control plane that apps need.
@@ -129,12 +130,15 @@ func (n *node) apps(ctx context.Context, deps appDeps) (a apps, err error) {
 	if err != nil {
 		return a, err
 	}
+	if a.sources, err = n.appSources(deps.store, a.service, a.repos); err != nil {
+		return a, err
+	}
 	return a, n.customDomains(ctx, &a, deps.store)
 }
 
 // api returns what the API offers of apps.
 func (a apps) api() appapi.API {
-	return appapi.API{Apps: a.service, Domains: a.domains, Uploads: a.uploads, Edge: a.edge}
+	return appapi.API{Apps: a.service, Domains: a.domains, Uploads: a.uploads, Edge: a.edge, Hooks: a.sources.hooks}
 }
 
 // run runs what apps need.
@@ -147,6 +151,7 @@ func (a apps) run(ctx context.Context, n *node) {
 	if n.acme != nil {
 		n.run(ctx, "certificates of domains", n.acme.Run)
 	}
+	a.sources.run(ctx, n)
 }
 
 // staticFiles opens where the files of apps are kept that are served without a machine.

@@ -360,7 +360,11 @@ func (n *node) handler(ctx context.Context, f *services) (http.Handler, error) {
 		return nil, err
 	}
 	proxies := access.Proxies{Networks: networks, Header: n.Config.TrustedProxies.Header}
-	limited := proxy.LimitHeaders(f.databases.middleware(f.apps.middleware(n, ports.Middleware(e2bAPI.Middleware(v1)))))
+	sources, err := n.serveAppSources(f.apps.sources, guard, e2bAPI.Middleware(v1))
+	if err != nil {
+		return nil, err
+	}
+	limited := proxy.LimitHeaders(f.databases.middleware(f.apps.middleware(n, ports.Middleware(sources))))
 	return bodyrate.Handler(proxies.Middleware(limited)), nil
 }
 

@@ -110,7 +110,7 @@ var operations = map[Face]map[string]Need{
 		"GET /git/{app}/info/refs":        files, // to push: as git-receive-pack
 		"POST /git/{app}/git-upload-pack": files, "POST /git/{app}/git-receive-pack": lifecycle,
 	},
-	Webhooks: {"POST /v1/webhooks/apps/{app}": Signed, "POST /v1/apps/{app}/webhook": lifecycle},
+	Webhooks: {"POST /v1/webhooks/apps/{app}": Signed},
 }
 
 const (

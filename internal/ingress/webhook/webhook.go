@@ -1,5 +1,5 @@
 // Package webhook takes the deliveries of the programs that host the repositories of apps:
-// POST /v1/webhooks/apps/<app>, and makes their secrets: POST /v1/apps/<app>/webhook.
+// POST /v1/webhooks/apps/<app>.
 //
 // A delivery needs no key: it is signed with the secret of the app. Bodies are bounded, and a forged delivery is
 // recorded and counts as a failed authentication of its address.
@@ -32,7 +32,6 @@ const (
 // Hooks are the methods of *hook.Service that this server uses.
 type Hooks interface {
 	Deliver(ctx context.Context, app api.AppID, h http.Header, body []byte) (hook.Result, error)
-	Webhook(ctx context.Context, p auth.Principal, app string) (api.AppWebhook, error)
 }
 
 // Server takes deliveries. Make one with New.
@@ -44,11 +43,8 @@ type Server struct {
 	slots *semaphore.Weighted // of deliveries in memory
 }
 
-// The operations, as patterns of net/http.
-const (
-	deliver   = "POST /v1/webhooks/apps/{app}"
-	newSecret = "POST /v1/apps/{app}/webhook"
-)
+// pattern is the operation, as a pattern of net/http.
+const pattern = "POST /v1/webhooks/apps/{app}"
 
 // New returns a server.
 func New(hooks Hooks, guard *access.Guard, log *slog.Logger) (*Server, error) {
@@ -57,15 +53,11 @@ func New(hooks Hooks, guard *access.Guard, log *slog.Logger) (*Server, error) {
 	}
 	s := &Server{hooks: hooks, guard: guard, log: log, mux: http.NewServeMux(),
 		slots: semaphore.NewWeighted(maxAtOnce)}
-	for pattern, handle := range map[string]func(*call) (any, int, error){
-		deliver: s.deliver, newSecret: s.makeSecret,
-	} {
-		s.mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) { s.serve(w, r, pattern, handle) })
-	}
+	s.mux.HandleFunc(pattern, s.serve)
 	return s, nil
 }
 
-// Middleware serves the operations of this package, and hands other requests to next.
+// Middleware serves deliveries, and hands other requests to next.
 func (s *Server) Middleware(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if strings.HasPrefix(r.URL.Path, "/v1/") {
@@ -78,28 +70,18 @@ func (s *Server) Middleware(next http.Handler) http.Handler {
 	})
 }
 
-// call is one request.
-type call struct {
-	w     http.ResponseWriter
-	r     *http.Request
-	app   string
-	token string
-	p     auth.Principal
-}
-
-func (s *Server) serve(
-	w http.ResponseWriter,
-	r *http.Request,
-	pattern string,
-	handle func(*call) (any, int, error),
-) {
+func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	began, id := time.Now(), api.NewRequestID()
 	w.Header().Set("X-Request-Id", string(id))
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 	w.Header().Set("Cache-Control", "no-store")
 	w.Header().Set("Content-Type", "application/json")
-	c := &call{w: w, r: r, app: r.PathValue("app")}
-	out, status, err := handle(c)
+	var out any
+	status := http.StatusOK
+	taken, err := s.deliver(w, r)
+	if out = taken; taken.Deployment != "" {
+		status = http.StatusAccepted
+	}
 	if err != nil {
 		e := *api.AsError(err)
 		e.RequestID = id
@@ -114,52 +96,30 @@ func (s *Server) serve(
 	w.WriteHeader(status)
 	_ = json.NewEncoder(w).Encode(out) // the client may be gone
 	s.guard.Record(r, access.Call{
-		Face: access.Webhooks, Pattern: pattern, Principal: c.p, Token: c.token, Target: c.app, Status: status,
-		Request: string(id), Began: began,
+		Face: access.Webhooks, Pattern: pattern, Principal: auth.Principal{KeyPrefix: hook.Actor},
+		Target: r.PathValue("app"), Status: status, Request: string(id), Began: began,
 	})
 }
 
 // deliver takes a delivery.
-func (s *Server) deliver(c *call) (any, int, error) {
-	c.p.KeyPrefix = hook.Actor
-	if err := s.guard.AdmitAddress(c.w, c.r); err != nil {
-		return nil, 0, err
+func (s *Server) deliver(w http.ResponseWriter, r *http.Request) (hook.Result, error) {
+	if err := s.guard.AdmitAddress(w, r); err != nil {
+		return hook.Result{}, err
 	}
 	if !s.slots.TryAcquire(1) {
-		return nil, 0, api.Errorf(api.RateLimited, "%d deliveries are being read: send it again", maxAtOnce)
+		return hook.Result{}, api.Errorf(api.RateLimited, "%d deliveries are being read: send it again", maxAtOnce)
 	}
 	defer s.slots.Release(1)
-	body, err := io.ReadAll(http.MaxBytesReader(c.w, c.r.Body, maxBody))
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
 	if _, large := errors.AsType[*http.MaxBytesError](err); large {
-		return nil, 0, api.Errorf(api.TooLarge, "the delivery is larger than %d MiB", maxBody>>20)
+		return hook.Result{}, api.Errorf(api.TooLarge, "the delivery is larger than %d MiB", maxBody>>20)
 	}
 	if err != nil {
-		return nil, 0, api.Wrap(api.Invalid, err, "the delivery broke off")
+		return hook.Result{}, api.Wrap(api.Invalid, err, "the delivery broke off")
 	}
-	out, err := s.hooks.Deliver(c.r.Context(), api.AppID(c.app), c.r.Header, body)
+	out, err := s.hooks.Deliver(r.Context(), api.AppID(r.PathValue("app")), r.Header, body)
 	if api.CodeOf(err) == api.Unauthenticated {
-		s.guard.Failed(c.r)
+		s.guard.Failed(r)
 	}
-	if err != nil {
-		return nil, 0, err
-	}
-	if out.Deployment != "" {
-		return out, http.StatusAccepted, nil
-	}
-	return out, http.StatusOK, nil
-}
-
-// makeSecret makes the secret of an app.
-func (s *Server) makeSecret(c *call) (any, int, error) {
-	need, _ := access.NeedOf(access.Webhooks, newSecret)
-	scheme, token, ok := strings.Cut(c.r.Header.Get("Authorization"), " ")
-	if ok && strings.EqualFold(scheme, "Bearer") {
-		c.token = strings.TrimSpace(token)
-	}
-	var err error
-	if c.p, err = s.guard.Admit(c.w, c.r, c.token, need); err != nil {
-		return nil, 0, err
-	}
-	out, err := s.hooks.Webhook(c.r.Context(), c.p, c.app)
-	return out, http.StatusCreated, err
+	return out, err
 }

@@ -41,11 +41,6 @@ func (f *fixture) Deliver(_ context.Context, app api.AppID, h http.Header, body 
 	return out, nil
 }
 
-// Webhook implements webhook.Hooks.
-func (f *fixture) Webhook(_ context.Context, p auth.Principal, app string) (api.AppWebhook, error) {
-	return api.AppWebhook{URL: app, Secret: string(p.Workspace)}, nil
-}
-
 // Authenticate implements access.Keys.
 func (f *fixture) Authenticate(_ context.Context, token string, _ netip.Addr) (auth.Principal, error) {
 	p := auth.Principal{Workspace: "w", KeyPrefix: token}
@@ -89,28 +84,22 @@ func TestServer(t *testing.T) {
 	defer server.Close()
 	const path = "/v1/webhooks/apps/app1"
 	for name, c := range map[string]struct {
-		method, path, event, key, body string
-		status                         int
-		want                           string
+		method, path, event, body string
+		status                    int
+		want                      string
 	}{
-		"push":           {"POST", path, "push", "", "{}", 202, `"deployment_id":"dpl1"`},
-		"ping":           {"POST", path, "ping", "", "{}", 200, `"result":"ok"`},
-		"forged":         {"POST", path, "push", "", "forged", 401, `"code":"unauthenticated"`},
-		"large":          {"POST", path, "push", "", strings.Repeat("x", 8<<20+1), 413, "larger than 8 MiB"},
-		"another method": {"GET", path, "", "", "", 404, ""},
-		"another path":   {"POST", "/v1/webhooks/github", "push", "", "{}", 404, ""},
-		"secret":         {"POST", "/v1/apps/shop/webhook", "", "owner", "", 201, `"url":"shop","secret":"w"`},
-		"reader":         {"POST", "/v1/apps/shop/webhook", "", "reader", "", 403, "lifecycle"},
-		"no key":         {"POST", "/v1/apps/shop/webhook", "", "", "", 401, "no key"},
+		"push":           {"POST", path, "push", "{}", 202, `"deployment_id":"dpl1"`},
+		"ping":           {"POST", path, "ping", "{}", 200, `"result":"ok"`},
+		"forged":         {"POST", path, "push", "forged", 401, `"code":"unauthenticated"`},
+		"large":          {"POST", path, "push", strings.Repeat("x", 8<<20+1), 413, "larger than 8 MiB"},
+		"another method": {"GET", path, "", "", 404, ""},
+		"another path":   {"POST", "/v1/webhooks/github", "push", "{}", 404, ""},
 	} {
 		r, err := http.NewRequestWithContext(t.Context(), c.method, server.URL+c.path, strings.NewReader(c.body))
 		if err != nil {
 			t.Fatal(err)
 		}
 		r.Header.Set("X-GitHub-Event", c.event)
-		if c.key != "" {
-			r.Header.Set("Authorization", "Bearer "+c.key)
-		}
 		res, err := http.DefaultClient.Do(r)
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)
@@ -133,7 +122,7 @@ func TestServer(t *testing.T) {
 		}
 	}
 	if outcomes["POST /v1/webhooks/apps/{app} unauthenticated"] != 1 ||
-		outcomes["POST /v1/webhooks/apps/{app} ok"] != 2 || outcomes["POST /v1/apps/{app}/webhook forbidden"] != 1 {
+		outcomes["POST /v1/webhooks/apps/{app} ok"] != 2 {
 		t.Errorf("recorded %v", outcomes)
 	}
 }
@@ -146,23 +135,28 @@ func TestForgedDeliveriesCountAsFailures(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	send := func(from, path, key, body string) int {
-		r := httptest.NewRequest(http.MethodPost, path, strings.NewReader(body))
+	forge := func(from string) {
+		r := httptest.NewRequest(http.MethodPost, "/v1/webhooks/apps/app1", strings.NewReader("forged"))
 		r.RemoteAddr = from
-		r.Header.Set("Authorization", "Bearer "+key)
 		w := httptest.NewRecorder()
 		s.Middleware(http.NotFoundHandler()).ServeHTTP(w, r)
-		return w.Code
-	}
-	for range 3 {
-		if code := send("192.0.2.1:1", "/v1/webhooks/apps/app1", "", "forged"); code != 401 {
-			t.Fatalf("status %d", code)
+		if w.Code != http.StatusUnauthorized {
+			t.Fatalf("status %d", w.Code)
 		}
 	}
-	if code := send("192.0.2.1:1", "/v1/apps/shop/webhook", "owner", ""); code != 429 {
-		t.Errorf("status %d after forged deliveries", code)
+	admit := func(from string) api.Code {
+		r := httptest.NewRequest(http.MethodGet, "/v1/apps", nil)
+		r.RemoteAddr = from
+		_, err := guard.Admit(httptest.NewRecorder(), r, "owner", access.Need(api.ScopeLifecycle))
+		return api.CodeOf(err)
 	}
-	if code := send("192.0.2.2:1", "/v1/apps/shop/webhook", "owner", ""); code != 201 {
-		t.Errorf("status %d from another address", code)
+	for range 3 {
+		forge("192.0.2.1:1")
+	}
+	if code := admit("192.0.2.1:1"); code != api.RateLimited {
+		t.Errorf("a key from an address with forged deliveries: %q", code)
+	}
+	if code := admit("192.0.2.2:1"); code != "" {
+		t.Errorf("a key from another address: %q", code)
 	}
 }

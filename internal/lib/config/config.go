@@ -204,6 +204,9 @@ type Apps struct {
 	NetworkWakes    int           `yaml:"network_wakes_per_min" default:"60"`
 	HTTPSRedirect   bool          `yaml:"https_redirect" default:"true"`
 	HSTS            time.Duration `yaml:"hsts" default:"0s"`
+
+	GitHubAPI  string `yaml:"github_api" default:"https://api.github.com/"`
+	GitHubHost string `yaml:"github_host" default:"github.com"`
 }
 
 // Quiet returns the texts of QuietAgents in lower case.

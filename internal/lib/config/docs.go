@@ -221,6 +221,9 @@ var settingDocs = map[string]string{
 	"apps.idle":                 "Time without requests after which an app sleeps if its creator names none.",
 	"apps.keep":                 "Ended deployments of an app that are kept for rollbacks.",
 	"apps.deployments":          "Deployments of apps that are built or started at once.",
+	"apps.github_api": "Base of GitHub's API, to which deployments are reported; of GitHub Enterprise Server it is " +
+		"https://<host>/api/v3/.",
+	"apps.github_host": "Host of the repositories whose deployments are reported there.",
 	"quota.databases": "Databases that a workspace may have; 0 is unlimited. The machine and the volume of each also " +
 		"count as a sandbox and a volume.",
 	"quota.apps": "Apps that a workspace may have; 0 is unlimited. " +

@@ -187,6 +187,12 @@ func (n *Node) validateApps(bad func(string, string, ...any)) {
 	if a.Template == "" {
 		bad("apps.template", "is empty; name a template such as base")
 	}
+	if u, err := url.Parse(a.GitHubAPI); err != nil || u.Host == "" || u.Scheme != "https" && u.Scheme != "http" {
+		bad("apps.github_api", "%q is not a URL such as https://api.github.com/", a.GitHubAPI)
+	}
+	if a.GitHubHost == "" || strings.ContainsAny(a.GitHubHost, "/:@ ") {
+		bad("apps.github_host", "%q is not a host such as github.com", a.GitHubHost)
+	}
 	if a.BuildTimeout < time.Second {
 		bad("apps.build_timeout", "%v is too short; use 1s or more", a.BuildTimeout)
 	}
