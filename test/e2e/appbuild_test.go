@@ -50,6 +50,9 @@ func (m *buildMachine) run(verb string, req buildevent.Request) (all []buildeven
 
 // TestBuildProgram builds an app without dependencies in a machine of the template base and starts it.
 func TestBuildProgram(t *testing.T) {
+	if os.Getenv("PANDASTACK_TEST_SLOW") == "" {
+		t.Skip("probe PANDASTACK_TEST_SLOW: it is not set, and TestApps runs the same program")
+	}
 	dir := nodelab.DataDir(t)
 	n := nodelab.Start(t, dir)
 	n.Bake("base")
