@@ -125,7 +125,7 @@ func (n *node) apps(ctx context.Context, deps appDeps) (a apps, err error) {
 	}
 	a.service, err = app.New(app.Config{
 		Suffix: a.suffix, Scheme: cmp.Or(u.Scheme, "http"), Port: u.Port(), URL: n.apiURL, Idle: set.Idle,
-		Keep: set.Keep, Concurrency: set.Deployments,
+		Keep: set.Keep, Concurrency: set.Deployments, Template: set.Template,
 	}, needs)
 	if err != nil {
 		return a, err
@@ -196,6 +196,6 @@ func (u appUploads) Open(ctx context.Context, id api.AppID, name string) (io.Rea
 type appRepositories struct{}
 
 func (appRepositories) Source(_ context.Context, id api.AppID) (api.VolumeMount, string, error) {
-	const at = "/run/repository"
+	const at = "/mnt/repository"
 	return api.VolumeMount{Name: repo.VolumeName(id), MountPath: at, ReadOnly: true}, at + "/" + repo.Dir, nil
 }

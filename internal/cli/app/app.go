@@ -264,7 +264,14 @@ func facts(a api.App) []cmdutil.Fact {
 }
 
 func machines(a api.App) string {
-	return fmt.Sprintf("%d CPU, %d MiB, template %s", a.CPU, a.MemoryMB, a.Template)
+	text := "template " + a.Template
+	if a.CPU > 0 {
+		text += fmt.Sprintf(", %d CPU", a.CPU)
+	}
+	if a.MemoryMB > 0 {
+		text += fmt.Sprintf(", %d MiB", a.MemoryMB)
+	}
+	return text
 }
 
 func remove(f *cmdutil.Factory) *cobra.Command {

@@ -35,6 +35,8 @@ type Config struct {
 	URL    string        // base of the API, for the remotes of git push
 	Idle   time.Duration // until an app whose creator names no time sleeps; 5 min
 	Keep   int           // ended deployments that are kept for rollbacks; 5
+	// Template is that of the machines of apps whose creators name none, for users.
+	Template string
 
 	Interval       time.Duration // between looks at all apps; 2 s
 	Concurrency    int           // deployments under way at once; 2

@@ -53,6 +53,9 @@ type buildStep struct {
 	Execute plan.Step         `json:"execute"`
 }
 
+// configNotice is what railpack says of every configuration file, and so of the one with the user's settings.
+const configNotice = "The config file format is not yet finalized and subject to change."
+
 // plan finds out how the source is built, and writes the plan beside it.
 func (r *run) plan(ctx context.Context) error {
 	r.out.begin("plan")
@@ -230,7 +233,7 @@ func (r *run) planDir(ctx context.Context, sub string, s buildevent.Settings) (*
 		return nil, r.planFailed(result, err)
 	}
 	for _, m := range result.Logs {
-		if m.Level == logger.Warn {
+		if m.Level == logger.Warn && m.Msg != configNotice {
 			r.out.warn("%s", m.Msg)
 		}
 	}
