@@ -10,6 +10,10 @@ import (
 	"io"
 	"maps"
 	"net/http"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -40,6 +44,14 @@ type appLab struct {
 	http *http.Client
 }
 
+// sources returns the files of a version of the app.
+func sources(version string) map[string]string {
+	return map[string]string{
+		"package.json": `{"name": "site", "scripts": {"start": "node server.js"}}`,
+		"server.js":    fmt.Sprintf(appServer, version),
+	}
+}
+
 // archive returns a tar archive with files.
 func archive(t *testing.T, files map[string]string) io.Reader {
 	t.Helper()
@@ -64,10 +76,7 @@ func archive(t *testing.T, files map[string]string) io.Reader {
 // deploy uploads a version and waits until it is live.
 func (l *appLab) deploy(version string) api.Deployment {
 	l.t.Helper()
-	up, err := l.c.Apps.Upload(l.ctx, "site", archive(l.t, map[string]string{
-		"package.json": `{"name": "site", "scripts": {"start": "node server.js"}}`,
-		"server.js":    fmt.Sprintf(appServer, version),
-	}))
+	up, err := l.c.Apps.Upload(l.ctx, "site", archive(l.t, sources(version)))
 	if err != nil {
 		l.t.Fatal(err)
 	}
@@ -89,6 +98,44 @@ func (l *appLab) deploy(version string) api.Deployment {
 	}
 	l.t.Logf("version %s was live after %s", version, time.Since(began).Round(time.Millisecond))
 	return d
+}
+
+// push pushes a version to the repository of the app and reads the log of its deployment as git shows it.
+func (l *appLab) push(version string) {
+	l.t.Helper()
+	dir := l.t.TempDir()
+	for name, text := range sources(version) {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			l.t.Fatal(err)
+		}
+	}
+	git := func(args ...string) (string, error) {
+		args = append([]string{"-C", dir, "-c", "user.name=a", "-c", "user.email=a@b.c"}, args...)
+		cmd := exec.CommandContext(l.ctx, "git", args...)
+		cmd.Env = append(os.Environ(), "GIT_TERMINAL_PROMPT=0", "GIT_CONFIG_GLOBAL=/dev/null", "GIT_CONFIG_SYSTEM=/dev/null")
+		out, err := cmd.CombinedOutput()
+		return string(out), err
+	}
+	for _, args := range [][]string{{"init", "-q", "-b", "main"}, {"add", "."}, {"commit", "-q", "-m", "a version"}} {
+		if out, err := git(args...); err != nil {
+			l.t.Fatalf("git %s: %v\n%s", args[0], err, out)
+		}
+	}
+	remote, err := url.Parse(l.n.URL + "/git/site.git")
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	remote.User = url.UserPassword("x", "pds_wrong")
+	if out, err := git("push", remote.String(), "main"); err == nil || strings.Contains(out, "remote: =>") {
+		l.t.Errorf("push with a wrong key: %v\n%s", err, out)
+	}
+	remote.User = url.UserPassword("x", l.n.AccessKey())
+	began := time.Now()
+	out, err := git("push", remote.String(), "main")
+	if err != nil || !strings.Contains(out, "remote: Live at ") {
+		l.t.Fatalf("git push: %v\n%s", err, out)
+	}
+	l.t.Logf("version %s was pushed and live after %s", version, time.Since(began).Round(time.Millisecond))
 }
 
 // get requests a path of the app through the edge.
@@ -139,7 +186,7 @@ func TestApps(t *testing.T) {
 	}
 	l.deploy("one")
 	l.wants("/", "version one, hello, 0")
-	l.underLoad(func() { l.deploy("two") })
+	l.underLoad(func() { l.push("two") })
 	l.wants("/count", "version two, hello, 1")
 	l.sleepAndWake()
 	began := time.Now()
