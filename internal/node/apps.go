@@ -118,6 +118,7 @@ func (n *node) apps(ctx context.Context, deps appDeps) (a apps, err error) {
 		Store: deps.store, Sandboxes: deps.sandboxes, Volumes: deps.volumes, Templates: deps.templates, Builder: builds,
 		Quotas: deps.quotas, Log: deps.log,
 		HasUpload: func(_ context.Context, id api.AppID, upload string) error { return a.uploads.Has(id, upload) },
+		DropFiles: func(ctx context.Context, id api.DeploymentID) error { return a.files.Delete(ctx, string(id)) },
 		Forget:    []func(context.Context, api.AppID) error{a.uploads.Forget, a.repos.Forget},
 	}
 	if deps.databases != nil {

@@ -112,7 +112,8 @@ func (l *appLab) push(version string) {
 	git := func(args ...string) (string, error) {
 		args = append([]string{"-C", dir, "-c", "user.name=a", "-c", "user.email=a@b.c"}, args...)
 		cmd := exec.CommandContext(l.ctx, "git", args...)
-		cmd.Env = append(os.Environ(), "GIT_TERMINAL_PROMPT=0", "GIT_CONFIG_GLOBAL=/dev/null", "GIT_CONFIG_SYSTEM=/dev/null")
+		cmd.Env = append(os.Environ(), "GIT_TERMINAL_PROMPT=0", "GIT_CONFIG_GLOBAL=/dev/null",
+			"GIT_CONFIG_SYSTEM=/dev/null")
 		out, err := cmd.CombinedOutput()
 		return string(out), err
 	}

@@ -1,6 +1,7 @@
 package app_test
 
 import (
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -239,6 +240,18 @@ func TestStaticFiles(t *testing.T) {
 	}
 	_, _, _, err = w.RunCommand(t.Context(), alice, "site", api.AppRunRequest{Command: "true"})
 	w.wants("a command", err, api.WrongState)
+
+	// Two deployments are kept for rollbacks, and none of an app that was deleted.
+	w.live(a, "three")
+	w.live(a, "four")
+	w.must(w.Reconcile(t.Context()))
+	if len(w.dropped) != 1 {
+		t.Errorf("files of %v were removed, want those of one deployment", w.dropped)
+	}
+	w.must(w.Delete(t.Context(), alice, "site"))
+	if !slices.Contains(w.dropped, one.ID) || len(w.dropped) != 5 {
+		t.Errorf("files of %v were removed, want those of all four deployments", w.dropped)
+	}
 }
 
 // TestIsolation lets another workspace try everything.

@@ -76,6 +76,15 @@ func (s *Service) remove(ctx context.Context, row *store.App) error {
 			return err
 		}
 	}
+	deployments, err := s.db.Read().Deployments(ctx, store.DeploymentQuery{App: row.ID})
+	if err != nil {
+		return err
+	}
+	for i := range deployments {
+		if err := s.dropFiles(ctx, &deployments[i]); err != nil {
+			return err
+		}
+	}
 	page, err := s.boxes.List(ctx, as(row), api.SandboxFilter{})
 	if err != nil {
 		return err

@@ -21,6 +21,7 @@ import (
 	"github.com/pandastack/pandastack/internal/control/quota"
 	"github.com/pandastack/pandastack/internal/control/sandbox"
 	"github.com/pandastack/pandastack/internal/control/store"
+	"github.com/pandastack/pandastack/internal/control/store/storetest"
 	"github.com/pandastack/pandastack/internal/control/template"
 )
 
@@ -41,6 +42,7 @@ type fixture struct {
 	edge      *edge
 	quotas    map[quota.Kind]int64
 	cfg       app.Config
+	dropped   []api.DeploymentID // whose files were removed
 	db        *store.DB
 	boxes     *sandbox.Service
 }
@@ -206,7 +208,7 @@ var empty = sync.OnceValues(func() ([]byte, error) {
 func newFixture(t *testing.T, change ...func(*fixture)) *fixture {
 	t.Helper()
 	w := &fixture{
-		t: t, host: hosttest.New(), path: filepath.Join(t.TempDir(), "control.db"), builder: &builder{},
+		t: t, host: hosttest.New(), path: filepath.Join(storetest.Dir(t), "control.db"), builder: &builder{},
 		databases: &databases{url: "postgres://one"}, edge: &edge{},
 		cfg: app.Config{Suffix: "apps.example.com", URL: "http://127.0.0.1:7700", Idle: time.Hour, Interval: time.Hour,
 			Keep: 2, StartTimeout: 10 * time.Second},
@@ -248,7 +250,11 @@ func (w *fixture) start() {
 	w.must(err)
 	w.db = db
 	w.Service, err = app.New(w.cfg, app.Deps{Store: db, Sandboxes: w.boxes, Volumes: noVolumes{},
-		Databases: w.databases, Templates: templates, Builder: w.builder, Quotas: limits, Log: log})
+		Databases: w.databases, Templates: templates, Builder: w.builder, Quotas: limits, Log: log,
+		DropFiles: func(_ context.Context, id api.DeploymentID) error {
+			w.dropped = append(w.dropped, id)
+			return nil
+		}})
 	w.must(err)
 	w.SetEdge(w.edge)
 }

@@ -111,6 +111,9 @@ type Deps struct {
 	Log       *slog.Logger
 	// HasUpload returns nil if an app has an upload; nil: there are no uploads.
 	HasUpload func(ctx context.Context, app api.AppID, upload string) error
+	// DropFiles removes the files of a deployment that are served without a machine. There may be none. nil: there are
+	// no such files.
+	DropFiles func(ctx context.Context, id api.DeploymentID) error
 	// Forget are called when an app is deleted, before its machines, snapshots and volumes are removed.
 	Forget []func(ctx context.Context, app api.AppID) error
 }

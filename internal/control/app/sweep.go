@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/internal/control/app/appspec"
 	"github.com/pandastack/pandastack/internal/control/store"
 )
 
@@ -108,6 +109,14 @@ func (s *Service) keep(ctx context.Context, row *store.App) error {
 	return nil
 }
 
+// dropFiles removes the files of a deployment that are served without a machine.
+func (s *Service) dropFiles(ctx context.Context, d *store.Deployment) error {
+	if s.deps.DropFiles == nil {
+		return nil
+	}
+	return s.deps.DropFiles(ctx, api.DeploymentID(d.ID))
+}
+
 // drop removes what a deployment that has ended has, and with all its row.
 func (s *Service) drop(
 	ctx context.Context,
@@ -116,7 +125,12 @@ func (s *Service) drop(
 	rows []store.Deployment,
 	all bool,
 ) error {
-	if d.Built == "" && d.Ready == "" && !all {
+	made, err := decode(d)
+	if err != nil {
+		return err
+	}
+	static := made.result.Static != nil
+	if d.Built == "" && d.Ready == "" && !static && !all {
 		return nil
 	}
 	built, ready := d.Built, d.Ready
@@ -135,10 +149,19 @@ func (s *Service) drop(
 			return err
 		}
 	}
+	if static || all {
+		if err := s.dropFiles(ctx, d); err != nil {
+			return err
+		}
+		made.result.Static = nil
+		if d.Result, err = appspec.Encode(made.result); err != nil {
+			return err
+		}
+	}
 	return s.db.Write(ctx, "app deployment drop", func(ctx context.Context, tx *store.Tx) error {
 		if all {
 			return tx.DeleteDeployment(ctx, d.ID)
 		}
-		return tx.UpdateDeployment(ctx, d, d.State, "built", "ready")
+		return tx.UpdateDeployment(ctx, d, d.State, "built", "ready", "result")
 	})
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/pandastack/pandastack/internal/control/quota"
 	"github.com/pandastack/pandastack/internal/control/sandbox"
 	"github.com/pandastack/pandastack/internal/control/store"
+	"github.com/pandastack/pandastack/internal/control/store/storetest"
 	"github.com/pandastack/pandastack/internal/control/template"
 	"github.com/pandastack/pandastack/internal/control/volume"
 	"github.com/pandastack/pandastack/internal/control/volume/helper"
@@ -74,7 +75,7 @@ var empty = sync.OnceValues(func() ([]byte, error) {
 func newFixture(t *testing.T, change ...func(*fixture)) *fixture {
 	t.Helper()
 	w := &fixture{
-		t: t, host: hosttest.New(), fake: servertest.New(), path: filepath.Join(t.TempDir(), "control.db"),
+		t: t, host: hosttest.New(), fake: servertest.New(), path: filepath.Join(storetest.Dir(t), "control.db"),
 		replication: &replicator{},
 		cfg: database.Config{
 			Suffix: "db.example.com", URL: "http://127.0.0.1:7700", Idle: time.Hour, EndTimeout: time.Second,

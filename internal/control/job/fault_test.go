@@ -12,6 +12,7 @@ import (
 
 	"github.com/pandastack/pandastack/internal/control/job"
 	"github.com/pandastack/pandastack/internal/control/store"
+	"github.com/pandastack/pandastack/internal/control/store/storetest"
 )
 
 // faults fails one write of a store, before it begins or after its commit.
@@ -50,7 +51,7 @@ func TestFaultAtEveryWrite(t *testing.T) {
 func faultRun(t *testing.T, at int) int {
 	t.Helper()
 	fs := &faults{at: at}
-	dsn := filepath.Join(tempDir(t), "jobs.db")
+	dsn := filepath.Join(storetest.Dir(t), "jobs.db")
 	t.Run(fmt.Sprint("call-", at), func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			f := newFixture(t, dsn)

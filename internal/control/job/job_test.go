@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"os"
 	"path/filepath"
 	"strconv"
 	"sync"
@@ -54,7 +53,7 @@ var tests = map[string]func(f *fixture){
 func TestSQLite(t *testing.T) {
 	for name, f := range tests {
 		t.Run(name, func(t *testing.T) {
-			dsn := filepath.Join(tempDir(t), "jobs.db")
+			dsn := filepath.Join(storetest.Dir(t), "jobs.db")
 			synctest.Test(t, func(t *testing.T) { f(newFixture(t, dsn)) })
 		})
 	}
@@ -73,17 +72,6 @@ func TestPostgres(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) { f(newFixture(t, dsn)) })
 		})
 	}
-}
-
-// tempDir returns a directory for one test, in memory if the machine has one: queues write often.
-func tempDir(t *testing.T) string {
-	t.Helper()
-	dir, err := os.MkdirTemp("/dev/shm", "pandastack-job")
-	if err != nil {
-		return t.TempDir()
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) }) // the next boot removes what stays
-	return dir
 }
 
 func newFixture(t *testing.T, dsn string) *fixture {

@@ -7,7 +7,6 @@ import (
 	"io"
 	"log/slog"
 	"maps"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -24,6 +23,7 @@ import (
 	"github.com/pandastack/pandastack/internal/control/quota"
 	"github.com/pandastack/pandastack/internal/control/schedule"
 	"github.com/pandastack/pandastack/internal/control/store"
+	"github.com/pandastack/pandastack/internal/control/store/storetest"
 	"github.com/pandastack/pandastack/internal/lib/config"
 )
 
@@ -41,11 +41,7 @@ type fixture struct {
 // test runs f in a bubble.
 func test(t *testing.T, f func(f *fixture)) {
 	t.Helper()
-	dir, err := os.MkdirTemp("/dev/shm", "pandastack-schedule")
-	if err != nil {
-		dir = t.TempDir()
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) }) // the next boot removes what stays
+	dir := storetest.Dir(t)
 	synctest.Test(t, func(t *testing.T) {
 		x := &fixture{T: t, dsn: filepath.Join(dir, "control.db"), boxes: newBoxes()}
 		x.db = x.open(nil)

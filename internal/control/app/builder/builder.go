@@ -61,6 +61,8 @@ type Uploads interface {
 // Files keeps the files of apps that need no program.
 type Files interface {
 	Store(ctx context.Context, key string, tar io.Reader) error
+	// Delete removes what is under key. There may be nothing.
+	Delete(ctx context.Context, key string) error
 }
 
 // Deps are what a Builder uses. All are required but Images and Repositories, without which it refuses what needs them.

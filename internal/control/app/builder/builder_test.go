@@ -82,8 +82,8 @@ func newWorld(t *testing.T) *world {
 // start makes the builder, as a program that starts does.
 func (w *world) start() {
 	w.t.Helper()
-	b, err := builder.New(w.cfg, builder.Deps{Sandboxes: w, Finder: w, Templates: w, Uploads: uploads{w}, Files: w,
-		Images: images{w}, Log: slog.New(slog.DiscardHandler)})
+	b, err := builder.New(w.cfg, builder.Deps{Sandboxes: w, Finder: w, Templates: w, Uploads: uploads{w},
+		Files: files{w}, Images: images{w}, Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -206,7 +206,15 @@ func (w uploads) Open(_ context.Context, _ api.AppID, id string) (io.ReadCloser,
 	return io.NopCloser(bytes.NewReader(data)), nil
 }
 
-func (w *world) Store(_ context.Context, key string, archive io.Reader) error {
+// files keeps the files of apps.
+type files struct{ *world }
+
+func (w files) Delete(_ context.Context, key string) error {
+	maps.DeleteFunc(w.files, func(name, _ string) bool { return strings.HasPrefix(name, key+"/") })
+	return nil
+}
+
+func (w files) Store(_ context.Context, key string, archive io.Reader) error {
 	for in := tar.NewReader(archive); ; {
 		h, err := in.Next()
 		if errors.Is(err, io.EOF) {

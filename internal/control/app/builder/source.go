@@ -247,7 +247,7 @@ func (w *work) static(
 		err = errors.Join(w.did("files"), w.prune(ctx, plan))
 	}
 	if err != nil {
-		return app.Built{}, err
+		return app.Built{}, errors.Join(err, w.deps.Files.Delete(context.WithoutCancel(ctx), key))
 	}
 	result.Start = ""
 	result.Static = &appspec.Static{Dir: found.Dir, SPA: found.SPA, NotFound: found.NotFound, Files: key}
