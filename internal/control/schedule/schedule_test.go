@@ -3,6 +3,7 @@ package schedule_test
 import (
 	"errors"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -203,8 +204,11 @@ func TestKilled(t *testing.T) {
 	for _, op := range []string{"schedule due", "schedule sandbox", "schedule run", "job claim"} {
 		for _, committed := range []bool{false, true} {
 			test(t, func(f *fixture) {
+				var mu sync.Mutex
 				dead, died := false, make(chan struct{})
 				db := f.open(func(what string, after bool) error {
+					mu.Lock()
+					defer mu.Unlock()
 					if dead || what == op && after == committed {
 						if !dead {
 							close(died)

@@ -95,7 +95,11 @@ func (w *work) first(ctx context.Context) (api.SnapshotID, error) {
 	if id := known[w.root]; id != "" {
 		return id, nil
 	}
-	w.Log.Append(buildevent.LevelInfo, "prepare", "preparing a machine of template "+t.Name)
+	what := "preparing a machine of template " + t.Name
+	if !t.Baked {
+		what += ", which is baked first; that takes minutes"
+	}
+	w.Log.Append(buildevent.LevelInfo, "prepare", what)
 	m, err := w.start(ctx, api.CreateRequest{Template: name, MemoryMB: memory})
 	if err != nil {
 		return "", err
