@@ -127,7 +127,7 @@ type App struct {
 	Scale              AppScale          `json:"scale"`
 	Health             AppHealth         `json:"health"`
 	Warm               []string          `json:"warm,omitempty" doc:"Paths that are requested before the capture."`
-	RestoreHook        string            `json:"restore_hook,omitempty" doc:"Path or signal that tells of a restore."`
+	RestoreHook        string            `json:"restore_hook,omitempty" doc:"Path or signal that announces a restore."`
 	Databases          []DatabaseID      `json:"databases,omitempty" doc:"Linked databases."`
 	Volumes            []VolumeMount     `json:"volumes,omitempty"`
 	Networks           *Network          `json:"network,omitempty" doc:"Rules of the network of its replicas."`
@@ -389,7 +389,7 @@ type AppEnv struct {
 // SetVariableRequest sets a variable: PUT /v1/apps/{id}/env/{key}.
 type SetVariableRequest struct {
 	Value  string   `json:"value"`
-	Secret bool     `json:"secret,omitempty" doc:"Its value is shown to nobody."`
+	Secret bool     `json:"secret,omitempty" doc:"Its value is never shown."`
 	Scope  EnvScope `json:"scope,omitempty" enum:"all,production,preview" doc:"all if absent."`
 }
 

@@ -190,7 +190,7 @@ func (s *Service) requests() Edge {
 	return s.edge
 }
 
-// changed tells of a change of a deployment's state, of routes and of replicas.
+// changed reports a change of a deployment's state, of routes and of replicas.
 func (s *Service) changed(ctx context.Context, row *store.App, d *store.Deployment) {
 	s.routing.changed()
 	s.poke()

@@ -11,5 +11,5 @@ type PullRequest struct {
 	RepoID   int64  `json:"repo_id,omitempty"`   // of that at GitHub
 	CloneURL string `json:"clone_url,omitempty"` // of the repository that has the commits
 	Fork     bool   `json:"fork,omitempty"`      // a stranger's repository has the commits
-	Comment  int64  `json:"comment,omitempty"`   // id of the comment that tells of the preview
+	Comment  int64  `json:"comment,omitempty"`   // id of the comment about the preview
 }

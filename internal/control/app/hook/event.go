@@ -136,7 +136,7 @@ type push struct {
 	isDefault               bool // branch of the repository
 }
 
-// push returns the change of a branch that a delivery tells of; false if it is of another ref, or of one that is gone.
+// push returns the change of a branch that a delivery reports; false if it is of another ref, or of one that is gone.
 func (p payload) push() (push, bool) {
 	branch, ok := strings.CutPrefix(p.Ref, "refs/heads/")
 	out := push{branch: branch, commit: p.After, message: p.Head.Message}
