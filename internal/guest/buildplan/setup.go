@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 )
 
@@ -64,6 +65,9 @@ func (r *run) certificates(pem string) error {
 	return r.writeFile(bundle, string(known)+"\n"+pem, 0o644)
 }
 
+// debianArchive matches the URL of an archive of Debian or of its security updates, on any host.
+var debianArchive = regexp.MustCompile(`(?m)https?://[^\s/]+/debian(-security)?(/|\s|$)`)
+
 // debianMirror replaces the archive of the distribution in the sources of its package manager.
 func (r *run) debianMirror(url string) error {
 	files, err := filepath.Glob(filepath.Join(r.Root, "/etc/apt/sources.list.d/*"))
@@ -71,10 +75,7 @@ func (r *run) debianMirror(url string) error {
 		return err
 	}
 	files = append(files, filepath.Join(r.Root, "/etc/apt/sources.list"))
-	url = strings.TrimSuffix(url, "/")
-	swap := strings.NewReplacer("http://deb.debian.org/debian-security", url+"-security",
-		"https://deb.debian.org/debian-security", url+"-security", "http://deb.debian.org/debian", url,
-		"https://deb.debian.org/debian", url)
+	swap := []byte(strings.ReplaceAll(strings.TrimSuffix(url, "/"), "$", "$$") + "${1}${2}")
 	for _, file := range files {
 		text, err := os.ReadFile(file)
 		if errors.Is(err, os.ErrNotExist) {
@@ -83,7 +84,7 @@ func (r *run) debianMirror(url string) error {
 		if err != nil {
 			return err
 		}
-		if err := os.WriteFile(file, []byte(swap.Replace(string(text))), 0o644); err != nil {
+		if err := os.WriteFile(file, debianArchive.ReplaceAll(text, swap), 0o644); err != nil {
 			return err
 		}
 	}

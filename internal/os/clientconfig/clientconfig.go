@@ -17,7 +17,7 @@ import (
 	"strings"
 )
 
-// Config is what was found; an empty field is the client's own default.
+// Config is what was found. The field of a client that is not installed is empty.
 type Config struct {
 	Certificates string // PEM
 	NPM          string // registry
@@ -55,13 +55,12 @@ func (h Host) Read(ctx context.Context) (c Config, err error) {
 	}
 	for _, one := range []struct {
 		to      *string
-		ignore  string
 		program string
 		args    []string
 	}{
-		{&c.NPM, "https://registry.npmjs.org/", "npm", []string{"config", "get", "registry"}},
-		{&c.PyPI, "https://pypi.org/simple", "pip", []string{"config", "get", "global.index-url"}},
-		{&c.Go, "https://proxy.golang.org,direct", "go", []string{"env", "GOPROXY"}},
+		{&c.NPM, "npm", []string{"config", "get", "registry"}},
+		{&c.PyPI, "pip", []string{"config", "get", "global.index-url"}},
+		{&c.Go, "go", []string{"env", "GOPROXY"}},
 	} {
 		out, err := h.Run(ctx, one.program, one.args...)
 		if ctx.Err() != nil {
@@ -74,9 +73,7 @@ func (h Host) Read(ctx context.Context) (c Config, err error) {
 		if err != nil {
 			return c, fmt.Errorf("%s %s: %w", one.program, strings.Join(one.args, " "), err)
 		}
-		if value := clean(out); value != one.ignore {
-			*one.to = value
-		}
+		*one.to = clean(out)
 	}
 	return c, nil
 }
