@@ -90,7 +90,7 @@ type Destination struct {
 	URL        string     `json:"url,omitempty" doc:"http or https; the outcome is posted, signed with the secret."`
 }
 
-// WarmUp is a request that a version answers once before its memory is captured.
+// WarmUp is a request that a version gets once before its memory is captured.
 type WarmUp struct {
 	Path  string          `json:"path,omitempty" doc:"For GET, of functions that take requests."`
 	Event json.RawMessage `json:"event,omitempty" doc:"For functions that take events."`
@@ -102,10 +102,10 @@ type FunctionSettings struct {
 	Auth            FunctionAuth   `json:"auth,omitempty" enum:"key,signed,public" doc:"key if absent."`
 	MemoryMB        int            `json:"memory_mb,omitempty" doc:"Of its machines; the template's if absent."`
 	TimeoutSeconds  int            `json:"timeout_seconds,omitempty" doc:"Of one attempt, up to 900; 30 if absent."`
-	Concurrency     int            `json:"concurrency,omitempty" doc:"Invocations of a shared machine at once; 10 if absent."`
+	Concurrency     int            `json:"concurrency,omitempty" doc:"Of a shared machine; 10 if absent."`
 	MaxConcurrency  int            `json:"max_concurrency,omitempty" doc:"Invocations at once; 100 if absent."`
 	MaxPayloadBytes int            `json:"max_payload_bytes,omitempty" doc:"Of an event or a result; 6 MiB if absent."`
-	IdleSeconds     int64          `json:"idle_seconds,omitempty" doc:"Until a shared machine is hibernated; 300 if absent."`
+	IdleSeconds     int64          `json:"idle_seconds,omitempty" doc:"Until a machine is hibernated; 300 if absent."`
 	Retry           *FunctionRetry `json:"retry,omitempty"`
 	OnSuccess       *Destination   `json:"on_success,omitempty"`
 	OnFailure       *Destination   `json:"on_failure,omitempty" doc:"For what failed finally: the dead letters."`
@@ -170,7 +170,7 @@ type CreateFunctionRequest struct {
 	Name       string            `json:"name"`
 	Runtime    FunctionRuntime   `json:"runtime" enum:"python,nodejs,provided"`
 	Entrypoint string            `json:"entrypoint,omitempty" doc:"handler.py or index.js if absent."`
-	Code       []byte            `json:"code,omitempty" doc:"A tar, or the text of the entrypoint; may be gzipped."`
+	Code       []byte            `json:"code,omitempty" doc:"Tar or text; may be gzipped."`
 	Template   string            `json:"template,omitempty"`
 	Env        map[string]string `json:"env,omitempty"`
 	Public     *bool             `json:"public,omitempty" doc:"true stands for settings.auth public."`
@@ -179,8 +179,8 @@ type CreateFunctionRequest struct {
 
 // UpdateFunctionRequest changes a function: PATCH /v1/functions/{id}. Absent fields stay.
 //
-// A new entrypoint, template, memory, network or warm-up applies from the next deployment on; variables apply at once to
-// new machines.
+// A new entrypoint, template, memory, network or warm-up applies from the next deployment on; variables apply
+// at once to new machines.
 type UpdateFunctionRequest struct {
 	Name       *string            `json:"name,omitempty"`
 	Entrypoint *string            `json:"entrypoint,omitempty"`
@@ -201,9 +201,9 @@ type InvokeRequest struct {
 	Alias string          `json:"alias,omitempty"`
 
 	Version        int64  `json:"version,omitempty"`
-	Async          bool   `json:"async,omitempty" doc:"Answers 202 at once; the run is retried if it fails."`
+	Async          bool   `json:"async,omitempty" doc:"Responds with 202 at once; failures are retried."`
 	DelaySeconds   int64  `json:"delay_seconds,omitempty" doc:"With async: how much later it begins."`
-	IdempotencyKey string `json:"idempotency_key,omitempty" doc:"Another invocation with it is this one, for 24 hours."`
+	IdempotencyKey string `json:"idempotency_key,omitempty" doc:"Others with it are this run, for 24 hours."`
 }
 
 // FunctionRun is one invocation of a function with its last attempt.
@@ -215,7 +215,7 @@ type FunctionRun struct {
 	Alias        string          `json:"alias,omitempty"`
 	ScheduleID   ScheduleID      `json:"schedule_id,omitempty"`
 	SandboxID    SandboxID       `json:"sandbox_id,omitempty"`
-	Trigger      string          `json:"trigger" doc:"invoke, http, async, schedule, map, queue, destination or recorded."`
+	Trigger      string          `json:"trigger" doc:"What began it: invoke, http, async, schedule, map, ..."`
 	Status       RunStatus       `json:"status"`
 	Attempt      int             `json:"attempt"`
 	Cold         bool            `json:"cold" doc:"Whether the machine was restored for it."`

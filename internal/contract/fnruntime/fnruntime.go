@@ -1,12 +1,13 @@
 // Package fnruntime has the messages between the control plane and the program pandastack-runtime, which builds a
 // function inside a machine and runs its handler there.
 //
-// The program has two modes. "pandastack-runtime build" reads a BuildRequest from its standard input, and writes Events, one
-// JSON object a line, to its standard output. "pandastack-runtime serve" loads the handler in a process of its own and
-// listens on Port of the loopback interface; the control plane reaches it through the guest's ports with HTTP/1.1:
+// The program has two modes. "pandastack-runtime build" reads a BuildRequest from its standard input and writes
+// Events, one JSON object a line, to its standard output. "pandastack-runtime serve" loads the handler in a
+// process of its own and listens on Port of the loopback interface; the control plane reaches it through the
+// guest's ports with HTTP/1.1:
 //
 //	GET  /_/ready   204 when the handler is loaded; 424 with a Failure if it cannot be; held until one is known
-//	POST /_/restored   204 after a restore: the program reads its variables from the body, a Restored, and passes them on
+//	POST /_/restored   204: after a restore, the body, a Restored, has the variables
 //	POST /_/event   the body is an event; the response is the result, with status 200, or a Failure, with status 500
 //	ANY  /...       a request for the handler as its caller sent it; the response is the handler's
 //
@@ -36,11 +37,11 @@ const (
 const (
 	HeaderInvocation = "Pandastack-Invocation"  // id
 	HeaderAttempt    = "Pandastack-Attempt"     // 1, 2, ...
-	HeaderDeadline   = "Pandastack-Deadline-Ms" // milliseconds that are left for the handler; the clock does not matter
+	HeaderDeadline   = "Pandastack-Deadline-Ms" // milliseconds that are left
 	HeaderFunction   = "Pandastack-Function"    // name
 	HeaderVersion    = "Pandastack-Version"
 	HeaderScheduled  = "Pandastack-Scheduled" // RFC 3339 moment of a schedule: the handler "scheduled" is called
-	HeaderQueue      = "Pandastack-Queue"     // name: the body is a batch of messages, and the handler "queue" is called
+	HeaderQueue      = "Pandastack-Queue"     // name: the body is a batch, and the handler "queue" is called
 )
 
 // Trailers of responses of the program.
