@@ -11,6 +11,7 @@ CREATE TABLE functions (
   env          TEXT NOT NULL,    -- JSON, encrypted
   secret       TEXT NOT NULL,    -- signs requests, encrypted
   auth         TEXT NOT NULL,    -- key, signed or public
+  revision     BIGINT NOT NULL,  -- grows with every change of the variables
   numbered     BIGINT NOT NULL,  -- number of the newest version
   version      BIGINT NOT NULL,  -- that takes what names no alias; 0: none
   generation   BIGINT NOT NULL,  -- grows with every change of what is served
@@ -31,6 +32,7 @@ CREATE TABLE function_versions (
   settings     TEXT NOT NULL,    -- JSON: those of the function when it was deployed
   layer        TEXT NOT NULL,    -- snapshot with the dependencies; '': none
   snapshot     TEXT NOT NULL,    -- with the loaded handler; '': none
+  captured     BIGINT NOT NULL,  -- revision of the variables that the handler was loaded with
   sandbox      TEXT NOT NULL,    -- that is being built; '': none
   size         BIGINT NOT NULL,  -- bytes of its bundle
   digest       TEXT NOT NULL,    -- SHA-256 of its bundle, by which it is stored
