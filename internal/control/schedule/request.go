@@ -2,9 +2,6 @@ package schedule
 
 import (
 	"context"
-	"crypto/hmac"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -12,13 +9,13 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
-	"strconv"
 	"strings"
 	"time"
 
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/control/store"
 	"github.com/pandastack/pandastack/internal/lib/netguard"
+	"github.com/pandastack/pandastack/internal/lib/signature"
 )
 
 // Headers of requests, besides X-Pandastack-Run-Id, -Schedule-Id, -Attempt and -Scheduled-For.
@@ -56,15 +53,6 @@ func newSender(allow []netip.Prefix) *sender {
 
 func (s *sender) close() { s.client.CloseIdleConnections() }
 
-// Sign returns the signature of a request: t=<seconds since 1970>,v1=<hex>, where hex is the HMAC-SHA-256 of the time,
-// a period and the body under the secret of the schedule.
-func Sign(secret string, at time.Time, body string) string {
-	t := strconv.FormatInt(at.Unix(), 10)
-	mac := hmac.New(sha256.New, []byte(secret))
-	mac.Write([]byte(t + "." + body)) // never fails
-	return "t=" + t + ",v1=" + hex.EncodeToString(mac.Sum(nil))
-}
-
 // send sends the request of a target and returns what became of it. A status below 300 is a success.
 func (s *sender) send(
 	ctx context.Context,
@@ -90,7 +78,7 @@ func (s *sender) send(
 	for name, value := range facts {
 		r.Header.Set(headerPrefix+strings.ReplaceAll(name, "_", "-"), value)
 	}
-	r.Header.Set(signatureHeader, Sign(secret, s.now(), target.Body))
+	r.Header.Set(signatureHeader, signature.Sign(secret, s.now(), target.Body))
 	response, err := s.client.Do(r)
 	if err != nil {
 		return unanswered(err, limit)

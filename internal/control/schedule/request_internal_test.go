@@ -12,6 +12,7 @@ import (
 
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/control/store"
+	"github.com/pandastack/pandastack/internal/lib/signature"
 )
 
 const key = "the secret of a schedule"
@@ -68,7 +69,7 @@ func TestSend(t *testing.T) {
 	for _, c := range stamp {
 		seconds = seconds*10 + int64(c-'0')
 	}
-	if want := Sign(key, time.Unix(seconds, 0), body); h.Get(signatureHeader) != want || seconds == 0 {
+	if want := signature.Sign(key, time.Unix(seconds, 0), body); h.Get(signatureHeader) != want || seconds == 0 {
 		t.Errorf("signature = %s, want %s", h.Get(signatureHeader), want)
 	}
 	for path, want := range map[string]string{

@@ -17,6 +17,7 @@ type Run struct {
 	Version       int64   `bun:"version"`
 	Alias         string  `bun:"alias"`
 	Schedule      string  `bun:"schedule"`
+	Moment        int64   `bun:"moment"`
 	Origin        string  `bun:"origin"`
 	Batch         string  `bun:"batch"`
 	Place         int64   `bun:"place"`
@@ -25,6 +26,7 @@ type Run struct {
 	Instance      string  `bun:"instance"`
 	Lease         int64   `bun:"lease"`
 	Attempt       int64   `bun:"attempt"`
+	Attempts      int64   `bun:"attempts"`
 	Due           int64   `bun:"due"`
 	Expires       int64   `bun:"expires"`
 	Input         string  `bun:"input"`

@@ -70,18 +70,20 @@ CREATE TABLE function_runs (
   version      BIGINT NOT NULL,
   alias        TEXT NOT NULL,
   schedule     TEXT NOT NULL,
+  moment       BIGINT NOT NULL,  -- of its schedule; 0: none
   origin       TEXT NOT NULL,    -- invoke, http, async, schedule, map, queue, destination or recorded
-  batch        TEXT NOT NULL,    -- the map that it is a part of
+  batch        TEXT NOT NULL,    -- the map that it is a part of, or the queue whose messages it has
   place        BIGINT NOT NULL,  -- in its map
   dedupe       TEXT,             -- idempotency key
-  state        TEXT NOT NULL,
+  state        TEXT NOT NULL,    -- as the API says, or held: of a map, and waits for others of it
   instance     TEXT NOT NULL,    -- the control plane process that runs it
   lease        BIGINT NOT NULL,  -- until when it does
   attempt      BIGINT NOT NULL,
+  attempts     BIGINT NOT NULL,  -- most that are made
   due          BIGINT NOT NULL,  -- when the next attempt begins; of queued runs
   expires      BIGINT NOT NULL,  -- later attempts are not made
-  input        TEXT NOT NULL,    -- encrypted; or the key of an object
-  result       TEXT NOT NULL,    -- encrypted; or the key of an object
+  input        TEXT NOT NULL,    -- encrypted
+  result       TEXT NOT NULL,    -- encrypted
   error        TEXT NOT NULL,    -- JSON, encrypted
   stdout       TEXT NOT NULL,    -- encrypted
   stderr       TEXT NOT NULL,    -- encrypted
@@ -98,6 +100,9 @@ CREATE TABLE function_runs (
 );
 CREATE INDEX function_runs_created ON function_runs (function, created);
 CREATE INDEX function_runs_due ON function_runs (due) WHERE state = 'queued';
+CREATE INDEX function_runs_queued ON function_runs (workspace, function, due) WHERE state = 'queued';
+CREATE INDEX function_runs_waiting ON function_runs (workspace) WHERE state IN ('queued', 'held');
+CREATE INDEX function_runs_ended ON function_runs (ended) WHERE ended > 0;
 CREATE INDEX function_runs_lease ON function_runs (lease) WHERE state = 'running';
 CREATE INDEX function_runs_batch ON function_runs (batch) WHERE batch <> '';
 CREATE UNIQUE INDEX function_runs_dedupe ON function_runs (function, dedupe) WHERE dedupe IS NOT NULL;
@@ -105,7 +110,8 @@ CREATE UNIQUE INDEX function_runs_dedupe ON function_runs (function, dedupe) WHE
 CREATE TABLE function_queues (
   workspace    TEXT NOT NULL,
   name         TEXT NOT NULL,
-  settings     TEXT NOT NULL,    -- JSON: visibility timeout, function, batch size, attempts
+  function     TEXT NOT NULL,    -- that gets its messages; '': none
+  settings     TEXT NOT NULL,    -- JSON: visibility timeout, batch size, attempts
   created      BIGINT NOT NULL,
   changed      BIGINT NOT NULL,
   PRIMARY KEY (workspace, name)
@@ -123,4 +129,7 @@ CREATE TABLE function_messages (
   created      BIGINT NOT NULL
 );
 CREATE INDEX function_messages_visible ON function_messages (workspace, queue, visible);
+CREATE INDEX function_messages_receipt ON function_messages (receipt) WHERE receipt <> '';
+CREATE INDEX function_messages_expires ON function_messages (expires);
+CREATE INDEX function_queues_function ON function_queues (function) WHERE function <> '';
 CREATE UNIQUE INDEX function_messages_dedupe ON function_messages (workspace, queue, dedupe) WHERE dedupe IS NOT NULL;
