@@ -204,6 +204,7 @@ type InvokeRequest struct {
 	Async          bool   `json:"async,omitempty" doc:"Responds with 202 at once; failures are retried."`
 	DelaySeconds   int64  `json:"delay_seconds,omitempty" doc:"With async: how much later it begins."`
 	IdempotencyKey string `json:"idempotency_key,omitempty" doc:"Others with it are this run, for 24 hours."`
+	Trace          string `json:"-"` // traceparent of the caller
 }
 
 // FunctionRun is one invocation of a function with its last attempt.

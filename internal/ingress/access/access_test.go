@@ -385,7 +385,7 @@ func FuzzClientAddress(f *testing.F) {
 
 // TestNeedsAreKnown checks that every operation of the table needs a scope or one of the other needs.
 func TestNeedsAreKnown(t *testing.T) {
-	others := []access.Need{access.Public, access.Token, access.Traffic, access.Signed, access.Broker}
+	others := []access.Need{access.Public, access.Token, access.Traffic, access.Signed, access.Broker, access.Function}
 	for face, list := range access.Operations() {
 		for pattern, need := range list {
 			if _, ok := need.Scope(); !ok && !slices.Contains(others, need) {

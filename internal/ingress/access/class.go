@@ -6,7 +6,7 @@ import "strings"
 func ClassOf(face Face, pattern string) Class {
 	need, ok := NeedOf(face, pattern)
 	switch {
-	case !ok, need == Public, need == Signed, need == Broker, need == node, need == metrics:
+	case !ok, need == Public, need == Signed, need == Broker, need == Function, need == node, need == metrics:
 		return ""
 	case need == ports && strings.Contains(pattern, "/proxy/"): // what a program inside serves
 		return ""
@@ -33,6 +33,9 @@ var classes = map[Face]map[string]Class{
 		"POST " + dbs + "/wake": Creates, "GET " + dbs + "/connection": Reads,
 		"DELETE " + app: Deletes, "POST /v1/apps": Creates, "POST " + app + "/deploys": Creates,
 		"POST " + app + "/rollback": Creates,
+		"DELETE " + fn:              Deletes, "POST /v1/functions": Creates, "POST " + fn + "/deploy": Creates,
+		"POST " + fn + "/invoke": Work, "POST " + fn + "/map": Work, "POST " + queue + "/messages": Work,
+		"POST " + queue + "/receive": Work, "POST " + queue + "/ack": Work, "POST " + queue + "/extend": Work,
 	},
 	E2B: {
 		"DELETE /sandboxes/{id}": Deletes, "POST /sandboxes": Creates, "POST /v2/sandboxes": Creates,

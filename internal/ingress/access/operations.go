@@ -16,6 +16,8 @@ const (
 	Traffic Need = "traffic" // that token or the one for traffic, if the sandbox has them
 	Signed  Need = "signed"  // a signature in the address
 	Broker  Need = "broker"  // the broker token of the database
+	// Function is what the settings of the function say: a key with the scope ports, a signature, or nothing.
+	Function Need = "function"
 )
 
 // The scopes as needs.
@@ -120,6 +122,8 @@ const (
 	dbs      = "/v1/databases/{database}"
 	app      = "/v1/apps/{app}"
 	cron     = "/v1/schedules/{schedule}"
+	fn       = "/v1/functions/{function}"
+	queue    = "/v1/queues/{queue}"
 	template = "/v1/templates/{template}"
 	builds   = "/v1/templates/builds"
 )
@@ -189,6 +193,20 @@ var operationsV1 = map[string]Need{
 	"DELETE /v1/preview-repos/{repo}": lifecycle, "GET /v1/repos/{repo}/preview-env": read,
 	"PUT /v1/repos/{repo}/preview-env/{key}": lifecycle, "DELETE /v1/repos/{repo}/preview-env/{key}": lifecycle,
 	"POST /v1/repos/{repo}/preview-env/import": lifecycle,
+
+	"POST /v1/functions": lifecycle, "GET /v1/functions": read, "GET " + fn: read, "PATCH " + fn: lifecycle,
+	"DELETE " + fn: lifecycle, "GET " + fn + "/code": files, "POST " + fn + "/deploy": lifecycle,
+	"POST " + fn + "/rollback": lifecycle, "GET " + fn + "/metrics": read,
+	"GET " + fn + "/versions": read, "GET " + fn + "/versions/{version}": read,
+	"DELETE " + fn + "/versions/{version}": lifecycle, "GET " + fn + "/versions/{version}/code": files,
+	"GET " + fn + "/versions/{version}/logs": read, "GET " + fn + "/aliases": read,
+	"PUT " + fn + "/aliases/{alias}": lifecycle, "DELETE " + fn + "/aliases/{alias}": lifecycle,
+	"POST " + fn + "/invoke": ports, "POST " + fn + "/map": ports, "POST " + fn + "/runs": lifecycle,
+	"GET " + fn + "/runs": read, "GET " + fn + "/runs/{run}": read, "POST " + fn + "/runs/{run}/cancel": ports,
+	"GET " + fn + "/logs": read, fn + "/http-invoke": Function, fn + "/http-invoke/{path...}": Function,
+	"POST /v1/queues": lifecycle, "GET /v1/queues": read, "GET " + queue: read, "PATCH " + queue: lifecycle,
+	"DELETE " + queue: lifecycle, "POST " + queue + "/messages": ports, "POST " + queue + "/receive": ports,
+	"POST " + queue + "/ack": ports, "POST " + queue + "/extend": ports,
 
 	"POST /v1/schedules": exec, "GET /v1/schedules": read, "GET " + cron: read, "PATCH " + cron: exec,
 	"DELETE " + cron: exec, "POST " + cron + "/trigger": exec, "GET " + cron + "/runs": read,

@@ -1,6 +1,7 @@
 package httpapi
 
 import (
+	"cmp"
 	"net/http"
 	"net/url"
 	"strconv"
@@ -8,12 +9,17 @@ import (
 
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/ingress/httpapi/appapi"
+	"github.com/pandastack/pandastack/internal/ingress/httpapi/functionapi"
 	"github.com/pandastack/pandastack/internal/ingress/proxy"
 )
 
 // forwards reports whether the requests of a pattern are forwarded to programs.
 func forwards(pattern string) bool {
-	return pattern == proxyPattern || pattern == previewPattern || pattern == appapi.ProxyPattern
+	switch pattern {
+	case proxyPattern, previewPattern, appapi.ProxyPattern, functionapi.InvokePattern, functionapi.ProxyPattern:
+		return true
+	}
+	return false
 }
 
 const (
@@ -87,6 +93,9 @@ func splitForwardPath(escaped string) (pattern string, values map[string]string,
 		}
 		return "", nil, ""
 	}
+	if after, ok := strings.CutPrefix(escaped, functionapi.Path+"/"); ok {
+		return splitFunctionPath(after)
+	}
 	after, ok := strings.CutPrefix(escaped, sandboxesPath+"/")
 	if !ok {
 		return "", nil, ""
@@ -97,6 +106,19 @@ func splitForwardPath(escaped string) (pattern string, values map[string]string,
 	}
 	port, rest, _ := strings.Cut(after, "/")
 	return proxyPattern, map[string]string{"sandbox": id, "port": port}, "/" + rest
+}
+
+// splitFunctionPath is splitForwardPath for what follows the path of all functions.
+func splitFunctionPath(escaped string) (pattern string, values map[string]string, rest string) {
+	fn, after, _ := strings.Cut(escaped, "/")
+	values = map[string]string{"function": fn}
+	if after == "http-invoke" {
+		return functionapi.InvokePattern, values, ""
+	}
+	if rest, ok := strings.CutPrefix(after, "http-invoke/"); ok {
+		return functionapi.ProxyPattern, values, "/" + rest
+	}
+	return "", nil, ""
 }
 
 // serveForwarded serves a request that is forwarded to a program, and reports whether it is one.
@@ -151,7 +173,7 @@ func proxyPort(rq *request) error {
 func (rq *request) inner() (*http.Request, string, error) {
 	r := rq.r.Clone(rq.r.Context())
 	_, _, rest := splitForwardPath(rq.r.URL.EscapedPath())
-	inner, err := url.ParseRequestURI(rest)
+	inner, err := url.ParseRequestURI(cmp.Or(rest, "/"))
 	if err != nil {
 		return nil, "", api.Errorf(api.Invalid, "the path that is forwarded is no path: %w", err)
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
 	"github.com/pandastack/pandastack/internal/control/auth"
 	"github.com/pandastack/pandastack/internal/control/sandbox/hosterror"
+	"github.com/pandastack/pandastack/internal/ingress/access"
 	"github.com/pandastack/pandastack/internal/ingress/httpapi/execstream"
 )
 
@@ -113,7 +114,7 @@ func truncate(s string) string {
 // authorize checks that the key of a request may call the route now.
 func (s *Server) authorize(rq *request, rt route) (err error) {
 	switch {
-	case rt.checksBrokerToken():
+	case rt.checksBrokerToken() || rt.need == access.Function:
 		return s.guard.AdmitAddress(rq.w, rq.r)
 	case !rt.isPublic():
 		rq.p, err = s.guard.Admit(rq.w, rq.r, bearer(rq.r), rt.need)

@@ -44,7 +44,7 @@ func newRoute(method, pattern, summary string, e endpoint, query []param) route 
 
 // isPublic reports whether a route needs no key.
 func (rt route) isPublic() bool {
-	return rt.need == access.Public || rt.need == access.Signed || rt.checksBrokerToken()
+	return rt.need == access.Public || rt.need == access.Signed || rt.need == access.Function || rt.checksBrokerToken()
 }
 
 func get(pattern, summary string, e endpoint, query ...param) route {

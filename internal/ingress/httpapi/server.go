@@ -20,6 +20,7 @@ import (
 	"github.com/pandastack/pandastack/internal/ingress/httpapi/bootstats"
 	"github.com/pandastack/pandastack/internal/ingress/httpapi/databaseapi"
 	"github.com/pandastack/pandastack/internal/ingress/httpapi/execstream"
+	"github.com/pandastack/pandastack/internal/ingress/httpapi/functionapi"
 	"github.com/pandastack/pandastack/internal/ingress/httpapi/scheduleapi"
 	"github.com/pandastack/pandastack/internal/ingress/httpapi/services"
 	"github.com/pandastack/pandastack/internal/ingress/repl"
@@ -46,6 +47,7 @@ type Deps struct {
 	Volumes      *volume.Service        // nil: there are no volumes
 	Databases    databaseapi.API        // empty: there are no databases
 	Apps         appapi.API             // empty: there are no apps
+	Functions    functionapi.API        // empty: there are no functions
 	Schedules    scheduleapi.API        // empty: there are no schedules
 	Proxy        services.Forwarder     // forwards to ports; nil: the port proxy is unsupported
 	Cells        *repl.Runner           // runs cells of code and may be shared with other APIs; nil: one of its own

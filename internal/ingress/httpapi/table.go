@@ -34,6 +34,7 @@ func routes() []route {
 		databaseRoutes(),
 		scheduleRoutes(),
 		appRoutes(),
+		functionRoutes(),
 		portRoutes(),
 		templateRoutes(),
 		buildRoutes(),

@@ -24,43 +24,50 @@ var originHeaders = []string{
 // other responses of the origin.
 func isolate(res *http.Response) error {
 	rt, _ := routeOf(res.Request.Context())
-	h := res.Header
 	if rt.OwnSite {
-		h.Del("Alt-Svc")
+		res.Header.Del("Alt-Svc")
 		return nil
 	}
+	Isolate(res.Header, rt.Shared, rt.Prefix)
+	return nil
+}
+
+// Isolate removes from the headers of a response what would take effect beyond the program.
+//
+// That is on other hosts and, if its origin is shared, on other responses of the origin. prefix is what precedes the
+// program's own path in a shared URL; "": nothing.
+func Isolate(h http.Header, shared bool, prefix string) {
 	for _, name := range siteHeaders {
 		h.Del(name)
 	}
-	ownCookies(h, rt)
-	if !rt.Shared {
-		return nil
+	ownCookies(h, shared, prefix)
+	if !shared {
+		return
 	}
 	for _, name := range originHeaders {
 		h.Del(name)
 	}
 	h.Set("Content-Security-Policy", "sandbox") // a page of an origin of its own, without scripts
 	h.Set("X-Content-Type-Options", "nosniff")
-	if rt.Prefix == "" {
+	if prefix == "" {
 		h.Set("Cache-Control", "no-store") // the URL does not name the sandbox
 	}
-	return nil
 }
 
 // ownCookies binds the cookies of a response to its host, or to its prefix. Where neither names the sandbox, there are
 // none.
-func ownCookies(h http.Header, rt Route) {
+func ownCookies(h http.Header, shared bool, prefix string) {
 	lines := h.Values("Set-Cookie")
 	if len(lines) == 0 {
 		return
 	}
 	h.Del("Set-Cookie")
-	if rt.Shared && rt.Prefix == "" {
+	if shared && prefix == "" {
 		return
 	}
 	for _, line := range lines {
 		if !isPreviewCookie(line) {
-			h.Add("Set-Cookie", ownCookie(line, rt.Prefix))
+			h.Add("Set-Cookie", ownCookie(line, prefix))
 		}
 	}
 }
@@ -105,6 +112,11 @@ func (p *Proxy) dropCredentials(out *http.Request, rt Route) {
 	for _, name := range p.cfg.HideHeaders {
 		out.Header.Del(name)
 	}
+	DropKeys(out, isSecret)
+}
+
+// DropKeys removes secrets from the headers and the query of a request to a program.
+func DropKeys(out *http.Request, isSecret func(text string) bool) {
 	for name, values := range out.Header {
 		if !slices.ContainsFunc(values, func(v string) bool { return containsSecret(v, isSecret) }) {
 			continue
