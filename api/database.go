@@ -104,6 +104,8 @@ type Database struct {
 	Version      string         `json:"version,omitempty" doc:"Of its server."`
 	Extensions   []string       `json:"extensions,omitempty" doc:"Extensions that its server has."`
 
+	PreviousID DatabaseID `json:"previous_id,omitempty" doc:"The branch that keeps what it has, while it is upgraded."`
+
 	ReplicaStates []DatabaseReplica `json:"replica_states,omitempty" doc:"Its read replicas, oldest first."`
 
 	Host          string `json:"host,omitempty"`
@@ -314,6 +316,23 @@ func (r *CloneDatabaseRequest) Validate() error {
 // ResetDatabaseRequest gives a branch what its database has: POST /v1/databases/{id}/reset.
 type ResetDatabaseRequest struct {
 	TargetTime *time.Time `json:"target_time,omitempty" doc:"What the database had then; what it has now if absent."`
+}
+
+// UpgradeDatabaseRequest asks for a newer major version: POST /v1/databases/{id}/upgrade.
+type UpgradeDatabaseRequest struct {
+	Template    string `json:"template,omitempty" doc:"A template with the version; postgres-17 if absent."`
+	KeepSeconds int64  `json:"keep_seconds,omitempty" doc:"What it had stays as a branch; 604800 (7 days) if absent."`
+}
+
+// MaxKeepSeconds bounds the life of the branch that keeps what a database had before an upgrade.
+const MaxKeepSeconds = 365 * 24 * 3600
+
+// Validate checks everything that can be checked without knowing the database.
+func (r *UpgradeDatabaseRequest) Validate() error {
+	if r.KeepSeconds < 0 || r.KeepSeconds > MaxKeepSeconds {
+		return invalid("keep_seconds", "%d is out of range: use 1 to %d", r.KeepSeconds, MaxKeepSeconds)
+	}
+	return nil
 }
 
 // FailoverRequest asks for another server of a database: POST /v1/databases/{id}/failover.

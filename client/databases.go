@@ -133,6 +133,15 @@ func (d *Databases) Reset(ctx context.Context, id api.DatabaseID, req api.ResetD
 	return d.call(ctx, post(databasePath(id, "reset"), req))
 }
 
+// Upgrade begins to give a database a newer major version of PostgreSQL. Its id, URL and credentials stay.
+func (d *Databases) Upgrade(
+	ctx context.Context,
+	id api.DatabaseID,
+	req api.UpgradeDatabaseRequest,
+) (api.Database, error) {
+	return d.call(ctx, post(databasePath(id, "upgrade"), req))
+}
+
 // Failover replaces the server of a database.
 func (d *Databases) Failover(ctx context.Context, id api.DatabaseID, req api.FailoverRequest) (api.Database, error) {
 	return d.call(ctx, post(databasePath(id, "failover"), req))

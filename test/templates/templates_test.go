@@ -131,7 +131,7 @@ func TestTemplates(t *testing.T) {
 		"browser",
 		"postgres-16",
 		"claude-agent",
-		"postgres-16.debian-13",
+		"postgres-17",
 	}
 	for _, name := range append(names, externalVariants...) {
 		t.Run(name, func(t *testing.T) {

@@ -90,6 +90,10 @@ func TestCalls(t *testing.T) {
 		{"reset dbs1 --at 2026-01-02T03:04:05Z", []any{api.Database{ID: "dbs1", Status: "restoring"}, running},
 			`POST /v1/databases/dbs1/reset {"target_time":"2026-01-02T03:04:05Z"}, GET /v1/databases/dbs1`, "running"},
 		{"reset dbs1 --detach", []any{running}, "POST /v1/databases/dbs1/reset {}", "dbs1"},
+		{"upgrade dbs1 --keep 24h", []any{api.Database{ID: "dbs1", Status: "restoring"}, running},
+			`POST /v1/databases/dbs1/upgrade {"keep_seconds":86400}, GET /v1/databases/dbs1`, "running"},
+		{"upgrade dbs1 --template pg --detach", []any{running},
+			`POST /v1/databases/dbs1/upgrade {"template":"pg"}`, "dbs1"},
 		{"failover dbs1 --force", []any{running}, `POST /v1/databases/dbs1/failover {"force":true}`, "dbs1"},
 		{"backups dbs1", []any{api.DatabaseBackups{
 			Relay: &api.DatabaseRelay{State: "spool_full", UploadError: "the bucket is gone",

@@ -191,6 +191,31 @@ func reset(f *cmdutil.Factory) *cobra.Command {
 	})
 }
 
+func upgrade(f *cmdutil.Factory) *cobra.Command {
+	var req api.UpgradeDatabaseRequest
+	var keep time.Duration
+	var detach bool
+	c := &cobra.Command{
+		Use:   "upgrade ID",
+		Short: "Give a database a newer major version of PostgreSQL; its id and URL stay",
+		Long: "Upgrade gives a database a newer major version of PostgreSQL, by dump and restore into a server of " +
+			"another template. Id, URL and credentials stay, and connections are refused meanwhile. What the " +
+			"database had stays as a branch, with the old version, for the time of --keep.",
+		Example: "  pandastack db upgrade dbs...\n  pandastack db upgrade dbs... --keep 24h",
+	}
+	c.Flags().StringVar(&req.Template, "template", "", "template with the version (default postgres-17)")
+	c.Flags().DurationVar(&keep, "keep", 0, "how long what it had stays as a branch (default 168h)")
+	c.Flags().BoolVar(&detach, "detach", false, "do not wait")
+	return run(f, c, func(ctx context.Context, d *client.Databases, id api.DatabaseID) error {
+		req.KeepSeconds = int64(keep / time.Second)
+		db, err := d.Upgrade(ctx, id, req)
+		if err == nil && !detach {
+			db, err = waitReplaced(ctx, d, id)
+		}
+		return changed(f, db, err)
+	})
+}
+
 // waitReplaced waits until the server of a database has been replaced.
 func waitReplaced(ctx context.Context, d *client.Databases, id api.DatabaseID) (api.Database, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, waitLimit, api.Errorf(api.Timeout,

@@ -3,7 +3,6 @@ package database
 import (
 	"context"
 	"errors"
-	"slices"
 	"sync"
 	"time"
 
@@ -15,11 +14,6 @@ import (
 
 // errDeleted is the cause with which an operation ends whose database is deleted.
 var errDeleted = api.Errorf(api.NotFound, "the database was deleted")
-
-func sorted(list []string) []string {
-	slices.Sort(list)
-	return list
-}
 
 // poke makes Run look at all databases.
 func (s *Service) poke() {
@@ -278,7 +272,7 @@ func (s *Service) clear(ctx context.Context, row *store.Database) error {
 	if err := s.removeBackups(ctx, row); err != nil {
 		return err
 	}
-	if err := s.clearForks(ctx, row); err != nil {
+	if err := errors.Join(s.clearForks(ctx, row), s.clearKept(ctx, row)); err != nil {
 		return err
 	}
 	p := as(row)

@@ -79,7 +79,7 @@ func (r *recorder) Begin(ctx context.Context, p backup.Primary) error {
 	if p.Synchronous {
 		name = "begin-sync"
 	}
-	if p.Variant != "npm" || p.Collation != "2.41" {
+	if p.Variant != "npm" && p.Variant != "debian-13" || p.Collation != "2.41" {
 		return fmt.Errorf("variant %q, collation %q", p.Variant, p.Collation)
 	}
 	return r.call(name, true, p.Database)

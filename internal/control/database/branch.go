@@ -25,6 +25,8 @@ type origin struct {
 	Replaces  string `json:"replaces,omitempty"`  // id of the server
 	Promotes  string `json:"promotes,omitempty"`  // id of the replica that replaces it
 	Unapplied bool   `json:"unapplied,omitempty"` // the server lacks the credentials of the row
+
+	Upgrade *upgrading `json:"upgrade,omitempty"` // nil: to a server of the same version
 }
 
 // forkKey is the metadata of a fork that has the id of the branch that it is made for.
@@ -158,33 +160,42 @@ func (s *Service) fork(
 		return g, m, parent, err
 	}
 	defer release()
-	source, err := s.serverOf(ctx, &parent)
+	g, m, err = s.forkOf(ctx, row, &parent)
+	return g, m, parent, err
+}
+
+// forkOf is fork for a database that nobody else changes meanwhile. Its machine runs afterwards.
+func (s *Service) forkOf(
+	ctx context.Context,
+	row, parent *store.Database,
+) (g guestapi.Guest, m store.DatabaseMember, err error) {
+	source, err := s.serverOf(ctx, parent)
 	if err != nil {
-		return g, m, parent, err
+		return g, m, err
 	}
 	// The branch recovers nothing, and what it has to write later is little.
 	err = server.Use(ctx, source.guest, server.Maintained, func(conn *pgx.Conn) error {
 		return server.Checkpoint(ctx, conn)
 	})
 	if err != nil {
-		return g, m, parent, serverError(err)
+		return g, m, serverError(err)
 	}
-	forked, err := s.boxes.Fork(ctx, as(&parent), source.sandbox, api.ForkRequest{
+	forked, err := s.boxes.Fork(ctx, as(parent), source.sandbox, api.ForkRequest{
 		Count: 1, Persistent: new(true), Metadata: map[string]string{forkKey: row.ID},
 	})
 	if err != nil {
-		return g, m, parent, err
+		return g, m, err
 	}
 	child := forked.Children[0].ID
-	if err := s.boxes.SetOwner(ctx, as(&parent), child, owner(row)); err != nil {
-		return g, m, parent, err
+	if err := s.boxes.SetOwner(ctx, as(parent), child, owner(row)); err != nil {
+		return g, m, err
 	}
 	v, err := s.volumes.Keep(ctx, as(row), owner(row), child)
 	if err != nil {
-		return g, m, parent, err
+		return g, m, err
 	}
 	if g, err = s.boxes.Guest(ctx, as(row), child); err != nil {
-		return g, m, parent, err
+		return g, m, err
 	}
 	err = server.Use(ctx, g, server.Maintained, func(conn *pgx.Conn) error {
 		if err := server.EndSessions(ctx, conn); err != nil { // of clients of the database
@@ -193,13 +204,13 @@ func (s *Service) fork(
 		return server.SetVerifier(ctx, conn, RoleName, row.Verifier)
 	})
 	if err != nil {
-		return g, m, parent, serverError(err)
+		return g, m, serverError(err)
 	}
 	m = store.DatabaseMember{
 		ID: string(child), Database: row.ID, Role: store.MemberPrimary, State: store.MemberReady,
 		Sandbox: string(child), Volume: string(v.ID), Timeline: 1, Created: store.Micros(time.Now()),
 	}
-	return g, m, parent, nil
+	return g, m, nil
 }
 
 // clearForks removes the forks for a branch that still belong to its database.

@@ -6,12 +6,15 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
 	"github.com/pandastack/pandastack/internal/control/auth"
+	"github.com/pandastack/pandastack/internal/control/database/reason"
 	"github.com/pandastack/pandastack/internal/control/database/server"
 	"github.com/pandastack/pandastack/internal/control/quota"
 	"github.com/pandastack/pandastack/internal/control/store"
@@ -215,7 +218,7 @@ func (s *Service) provision(ctx context.Context, row *store.Database) error {
 		}
 	}
 	s.log.Warn("a database could not be made", "database", row.ID, "err", err)
-	row.State, row.Instance, row.Error = store.DatabaseFailed, "", api.AsError(err).Message
+	row.State, row.Instance, row.Error = store.DatabaseFailed, "", reason.Of("", err)
 	row.Changed = store.Micros(time.Now())
 	return s.db.Write(ctx, "database failed", func(ctx context.Context, tx *store.Tx) error {
 		return tx.UpdateDatabase(ctx, row, store.DatabaseCreating, "state", "instance", "error", "changed")
@@ -348,6 +351,11 @@ func settings(row *store.Database) map[string]string {
 	}
 }
 
+// extensionsOf returns the extensions of a server as a row has them.
+func extensionsOf(facts server.Facts) (string, error) {
+	return encode(slices.Sorted(maps.Keys(facts.Extensions)))
+}
+
 // finish writes that a database is ready, with its server.
 func (s *Service) finish(
 	ctx context.Context,
@@ -355,15 +363,11 @@ func (s *Service) finish(
 	m *store.DatabaseMember,
 	facts server.Facts,
 ) error {
-	names := make([]string, 0, len(facts.Extensions))
-	for name := range facts.Extensions {
-		names = append(names, name)
-	}
 	done, err := *row, error(nil)
-	if done.Extensions, err = encode(sorted(names)); err != nil {
+	if done.Extensions, err = extensionsOf(facts); err != nil {
 		return err
 	}
-	done.Version, done.Variant, done.Collation = facts.Version, facts.Variant, facts.Collation
+	setFacts(&done, facts)
 	return s.commit(ctx, done, row, m)
 }
 

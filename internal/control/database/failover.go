@@ -13,8 +13,10 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
 	"github.com/pandastack/pandastack/internal/control/auth"
 	"github.com/pandastack/pandastack/internal/control/database/backup"
+	"github.com/pandastack/pandastack/internal/control/database/reason"
 	"github.com/pandastack/pandastack/internal/control/database/replica"
 	"github.com/pandastack/pandastack/internal/control/database/server"
+	"github.com/pandastack/pandastack/internal/control/quota"
 	"github.com/pandastack/pandastack/internal/control/store"
 )
 
@@ -69,8 +71,14 @@ func (s *Service) beginReplace(ctx context.Context, row *store.Database, from or
 	row.State, row.Instance, row.Origin = store.DatabaseRestoring, s.instance, string(begun)
 	row.Error, row.Changed = "", store.Micros(time.Now())
 	err = s.db.Write(ctx, "database failover", func(ctx context.Context, tx *store.Tx) error {
-		if from.Database != "" {
+		if from.another() {
 			if err := checkBranching(ctx, tx, row); err != nil {
+				return err
+			}
+		}
+		if from.Upgrade != nil { // there is to be room for the branch
+			one := quota.Amount{Kind: quota.Databases, N: 1}
+			if err := s.quotas.Admit(ctx, tx, api.Workspace(row.Workspace), one); err != nil {
 				return err
 			}
 		}
@@ -170,7 +178,7 @@ func (s *Service) failover(ctx context.Context, row *store.Database) error {
 		}
 	}
 	// From here on the log goes on in the new server: there is no way back.
-	if from.Database != "" { // it is another log than that of the backups
+	if from.another() { // it is another log than that of the backups
 		if err := s.removeBackups(ctx, row); err != nil {
 			return err
 		}
@@ -200,7 +208,7 @@ func (s *Service) failover(ctx context.Context, row *store.Database) error {
 // replace makes a server the primary in place of old: a read replica or a new one with everything that the backups of a
 // database have, or a new one with what the database has that it is a branch of. Other replicas are made again.
 func (s *Service) replace(ctx context.Context, row *store.Database, from origin, old *store.DatabaseMember) error {
-	if err := s.fence(ctx, row, old); err != nil {
+	if err := s.fence(ctx, row, old, from.Upgrade == nil); err != nil {
 		return err
 	}
 	if err := s.clearForks(ctx, row); err != nil { // of an earlier attempt
@@ -214,14 +222,18 @@ func (s *Service) replace(ctx context.Context, row *store.Database, from origin,
 		return err
 	}
 	var m store.DatabaseMember
-	if from.Database == "" {
+	var keep *keptBranch
+	switch {
+	case from.Upgrade != nil:
+		m, keep, err = s.upgradeServer(ctx, row, from.Upgrade, old)
+	case from.Database != "":
+		m, err = s.copyParent(ctx, row, from)
+	default:
 		m, err = s.promote(ctx, row, from)
 		if errors.Is(err, replica.ErrNone) {
 			m, err = s.restoreNew(ctx, row, old)
 		}
 		m.Timeline = old.Timeline + 1
-	} else {
-		m, err = s.copyParent(ctx, row, from)
 	}
 	if err != nil {
 		return err
@@ -235,6 +247,11 @@ func (s *Service) replace(ctx context.Context, row *store.Database, from origin,
 		}
 		if err := tx.InsertDatabaseMember(ctx, &m); err != nil {
 			return err
+		}
+		if keep != nil {
+			if err := keep.insert(ctx, tx, s.quotas); err != nil {
+				return err
+			}
 		}
 		if from.Database != "" { // the roles are others
 			if err := tx.SetDatabaseRoles(ctx, row.ID, nil); err != nil {
@@ -285,8 +302,8 @@ func (s *Service) restoreNew(
 }
 
 // fence ends every way in which the server of a database can take writes. Its machine sleeps afterwards, and only what
-// holds the lock of a database that is ready wakes it; a machine that cannot sleep is removed.
-func (s *Service) fence(ctx context.Context, row *store.Database, m *store.DatabaseMember) error {
+// holds the lock of a database that is ready wakes it; with force a machine that cannot sleep is removed.
+func (s *Service) fence(ctx context.Context, row *store.Database, m *store.DatabaseMember, force bool) error {
 	p, id := as(row), api.DatabaseID(row.ID)
 	gone, admit, ok := s.of(id).hold(true)
 	if !ok {
@@ -322,7 +339,7 @@ func (s *Service) fence(ctx context.Context, row *store.Database, m *store.Datab
 		return nil
 	}
 	_, err = s.boxes.Hibernate(ctx, p, box.ID)
-	if err == nil || ctx.Err() != nil {
+	if err == nil || ctx.Err() != nil || !force {
 		return err
 	}
 	s.log.Warn("the machine of a database that is replaced does not sleep and is removed", "database", row.ID,
@@ -446,6 +463,9 @@ func (s *Service) undoFailover(
 	if err != nil || now.ID != old.ID {
 		return errors.Join(cause, err) // it was replaced, although the commit failed: it is continued later
 	}
+	if *row, err = s.db.Read().Database(ctx, row.ID); err != nil { // what it was to become is not so
+		return errors.Join(cause, err)
+	}
 	begun, err := originOf(row)
 	if err != nil {
 		return errors.Join(cause, err)
@@ -457,7 +477,7 @@ func (s *Service) undoFailover(
 	}
 	all, err := s.db.Read().DatabaseMembers(ctx, row.ID)
 	if err == nil {
-		err = errors.Join(s.clearForks(ctx, row), s.sweep(ctx, row, all...))
+		err = errors.Join(s.clearForks(ctx, row), s.clearKept(ctx, row), s.sweep(ctx, row, all...))
 	}
 	if err != nil {
 		return errors.Join(cause, err) // it is tried again from the beginning
@@ -467,7 +487,7 @@ func (s *Service) undoFailover(
 	if from.Unapplied {
 		row.Instance = s.instance
 	}
-	row.Error, row.Changed = from.verb()+" failed: "+api.AsError(cause).Message, store.Micros(time.Now())
+	row.Error, row.Changed = reason.Of(from.verb()+" failed: ", cause), store.Micros(time.Now())
 	return s.db.Write(ctx, "database failover undone", func(ctx context.Context, tx *store.Tx) error {
 		return tx.UpdateDatabase(ctx, row, store.DatabaseRestoring, "state", "instance", "origin", "error", "changed")
 	})

@@ -36,6 +36,9 @@ var (
 const facts = `{"variant": "npm", "version": "16.14", "collation_version": "2.41", "data": "/var/lib/postgresql/data",
 	"extensions": {"hstore": "1.8", "pg_trgm": "1.6"}, "missing": ["vector"], "others": ["amcheck"]}`
 
+const facts17 = `{"variant": "debian-13", "version": "17.6 (Debian 17.6-0+deb13u1)", "collation_version": "2.41",
+	"data": "/var/lib/postgresql/data", "extensions": {"hstore": "1.8", "vector": "0.8"}, "others": ["amcheck"]}`
+
 // fixture is a control plane over a simulated host whose guests have a fake PostgreSQL server.
 type fixture struct {
 	*database.Service
@@ -90,6 +93,9 @@ func newFixture(t *testing.T, change ...func(*fixture)) *fixture {
 	w.host.AddTemplate(hostapi.Template{Name: "postgres-16", VCPUs: 1, MemoryMiB: 1024, DiskMiB: 4096, Baked: true,
 		Disks: []hostapi.DataDisk{{Name: "data", SizeMiB: 8192, Mount: "/var/lib/postgresql"}}})
 	w.host.SetTemplateFile("postgres-16", "/etc/pandastack/postgres.json", facts)
+	w.host.AddTemplate(hostapi.Template{Name: "postgres-17", VCPUs: 1, MemoryMiB: 1024, DiskMiB: 4096, Baked: true,
+		Disks: []hostapi.DataDisk{{Name: "data", SizeMiB: 8192, Mount: "/var/lib/postgresql"}}})
+	w.host.SetTemplateFile("postgres-17", "/etc/pandastack/postgres.json", facts17)
 	w.host.ServeSocket(server.Socket, w.fake.Serve)
 	for _, f := range change {
 		f(w)
@@ -132,19 +138,21 @@ func (w *fixture) start() {
 	w.must(err)
 	w.Service, err = database.New(w.cfg, database.Deps{Store: db, Sandboxes: w.boxes, Volumes: w.volumes,
 		Templates: templates, Quotas: limits, Log: log, Backups: w.backups,
-		Replication: w.replication, CopySchema: w.copySchema})
+		Replication: w.replication, Copy: w.copy})
 	w.must(err)
 }
 
-// copySchema copies everything but the rows of a fake server.
-func (w *fixture) copySchema(ctx context.Context, from, to server.Guest) error {
+// copy copies what a fake server has.
+func (w *fixture) copy(ctx context.Context, from, to server.Guest, what server.Part) error {
 	s, err := servertest.Load(ctx, from)
 	if err != nil {
 		return err
 	}
-	s.Rows = nil
+	if what == server.Schema {
+		s.Rows = nil
+	}
 	if w.fault != nil {
-		if err := w.fault("copy schema", false); err != nil {
+		if err := w.fault("copy", false); err != nil {
 			return err
 		}
 	}

@@ -92,9 +92,15 @@ func (s *Service) copyParent(
 	return m, err
 }
 
+// another reports whether the new server goes on with another log than that of the one that it replaces.
+func (from origin) another() bool { return from.Database != "" || from.Upgrade != nil }
+
 // verb names what replaces a server.
 func (from origin) verb() string {
-	if from.Database != "" {
+	switch {
+	case from.Upgrade != nil:
+		return "the upgrade"
+	case from.Database != "":
 		return "the reset"
 	}
 	return "the failover"

@@ -43,7 +43,7 @@ func (s *Service) copySchema(
 	if facts, err = server.ReadFacts(ctx, g); err != nil {
 		return g, m, facts, serverError(err)
 	}
-	if err := s.schema(ctx, source.guest, g); err != nil {
+	if err := s.copy(ctx, source.guest, g, server.Schema); err != nil {
 		return g, m, facts, api.Wrap(api.Unavailable, err, "the schema could not be copied: "+err.Error())
 	}
 	err = server.Use(ctx, g, server.Maintained, func(conn *pgx.Conn) error {

@@ -14,6 +14,7 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
 	"github.com/pandastack/pandastack/internal/control/auth"
+	"github.com/pandastack/pandastack/internal/control/database/reason"
 	"github.com/pandastack/pandastack/internal/control/database/replica"
 	"github.com/pandastack/pandastack/internal/control/database/server"
 	"github.com/pandastack/pandastack/internal/control/quota"
@@ -92,7 +93,10 @@ type Templates interface {
 	Resolve(ctx context.Context, p auth.Principal, name string) (api.Template, error)
 }
 
-// Deps are the components that a Service works with. All but Backups and CopySchema are required.
+// Copy makes roles and databases of one server in a new one.
+type Copy func(ctx context.Context, from, to server.Guest, what server.Part) error
+
+// Deps are the components that a Service works with. All but Backups and Copy are required.
 type Deps struct {
 	Backups     Backups             // nil: the log of a database is only on its volume
 	Replication replica.Replication // standby.Replication
@@ -102,8 +106,7 @@ type Deps struct {
 	Templates   Templates
 	Quotas      *quota.Quotas
 	Log         *slog.Logger
-	// CopySchema makes roles and databases of one server in another, without rows; nil: server.CopySchema.
-	CopySchema func(ctx context.Context, from, to server.Guest) error
+	Copy        Copy // nil: server.Copy
 }
 
 // Service implements every verb on databases. Make it with New.
@@ -117,7 +120,7 @@ type Service struct {
 	backups   Backups // may be nil
 	replicas  *replica.Set
 	log       *slog.Logger
-	schema    func(ctx context.Context, from, to server.Guest) error
+	copy      Copy
 	instance  string // this process, as the owner of operations
 	began     time.Time
 
@@ -151,12 +154,12 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	cfg.ReplicaLag = cmp.Or(cfg.ReplicaLag, 10*time.Second)
 	cfg.ReplicaTimeout = cmp.Or(cfg.ReplicaTimeout, 2*time.Minute)
 	cfg.ForeignGrace = cmp.Or(cfg.ForeignGrace, 10*time.Minute)
-	if deps.CopySchema == nil {
-		deps.CopySchema = server.CopySchema
+	if deps.Copy == nil {
+		deps.Copy = server.Copy
 	}
 	s := &Service{
-		schema: deps.CopySchema,
-		cfg:    cfg, db: deps.Store, boxes: deps.Sandboxes, volumes: deps.Volumes, templates: deps.Templates,
+		copy: deps.Copy,
+		cfg:  cfg, db: deps.Store, boxes: deps.Sandboxes, volumes: deps.Volumes, templates: deps.Templates,
 		quotas: deps.Quotas, backups: deps.Backups, log: deps.Log, instance: strings.ToLower(rand.Text()),
 		began: time.Now(),
 		poked: make(chan struct{}, 1), live: map[api.DatabaseID]*live{},
@@ -231,7 +234,8 @@ func ready(row *store.Database) error {
 	case store.DatabaseReady:
 		return nil
 	case store.DatabaseFailed:
-		return api.Errorf(api.WrongState, "database %s failed: %s: delete it", row.ID, row.Error)
+		return api.Errorf(api.WrongState, "database %s failed: %s: delete it", row.ID,
+			reason.Shown(row.Error, false))
 	case store.DatabaseRestoring:
 		return api.Errorf(api.Unavailable, "database %s is being restored: try again when its status is running",
 			row.ID)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/control/auth"
+	"github.com/pandastack/pandastack/internal/control/database/reason"
 	"github.com/pandastack/pandastack/internal/control/store"
 )
 
@@ -115,6 +116,9 @@ func (s *Service) view(ctx context.Context, row *store.Database) (api.Database, 
 	case store.DatabaseRestoring:
 		out.Status = api.DatabaseRestoring
 		s.viewConnection(row, &out)
+		if err := viewUpgrade(row, &out); err != nil {
+			return out, err
+		}
 	case store.DatabaseReady:
 		if err := s.viewReady(ctx, row, &out); err != nil {
 			return out, err
@@ -133,7 +137,7 @@ func (s *Service) viewReady(ctx context.Context, row *store.Database, out *api.D
 	box, err := s.boxes.Get(ctx, as(row), out.SandboxID)
 	switch code := api.CodeOf(err); {
 	case code == api.NotFound || code == api.Gone:
-		out.Error = "its machine is lost: " + api.AsError(err).Message
+		out.Error = reason.Of("its machine is lost: ", err)
 	case err != nil:
 		return err
 	case box.Status == api.Running || box.Status == api.Paused || box.Status == api.Waking:

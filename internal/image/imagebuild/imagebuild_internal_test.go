@@ -88,7 +88,7 @@ deb [signed-by=/u.gpg] http://u.example/ubuntu noble-security main universe`
 		"postgres-16.pgdg": `bookworm
 deb [signed-by=/k.gpg] http://m.example/debian bookworm main
 deb [signed-by=/p.gpg] http://p.example/apt bookworm-pgdg main`,
-		"postgres-16.debian-13": "trixie\ndeb [signed-by=/k.gpg] http://m.example/debian trixie main",
+		"postgres-17": "trixie\ndeb [signed-by=/k.gpg] http://m.example/debian trixie main",
 	} {
 		suite, lines, err := choosePackageSources(all[name].Distribution, host, known)
 		if got := strings.Join(append([]string{suite}, lines...), "\n"); got != want || len(all[name].Missing) != 0 {

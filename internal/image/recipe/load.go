@@ -37,10 +37,12 @@ func Builtin(opt Options) (map[string]Recipe, error) { return Load(templates.Fil
 
 // Load reads <name>/recipe.yaml of every directory, with its other files, and validates them.
 //
-// It also checks that every name and alias belongs to one template. A recipe file has two keys that Recipe does not
+// It also checks that every name and alias belongs to one template. A recipe file has three keys that Recipe does not
 // have. "params" maps names to values; {{name}} in any text of the file is replaced by the value. "variants" maps
 // names to documents that are merged over the file: maps are joined, everything else is replaced. Variant v of
 // template t is the template "t.v"; it has no aliases unless it sets its own, and is hidden unless it says otherwise.
+// "extends" names another directory: the file is merged over its recipe, without variants and aliases, and the files of
+// that directory are those of the template, too.
 func Load(files fs.FS, opt Options) (map[string]Recipe, error) {
 	paths, err := fs.Glob(files, "*/"+recipeFile)
 	if err != nil {
@@ -80,6 +82,9 @@ func templateAndVariants(files fs.FS, name string, opt Options) ([]Recipe, error
 	if base["name"] != name {
 		return nil, fmt.Errorf("the recipe's name is %q; name and directory must be the same", base["name"])
 	}
+	if base, beside, err = extend(files, base, beside); err != nil {
+		return nil, err
+	}
 	variants, ok := takeMap(base, "variants")
 	if !ok {
 		return nil, errors.New("recipe: variants: must be a map of names to documents")
@@ -111,6 +116,39 @@ func templateAndVariants(files fs.FS, name string, opt Options) ([]Recipe, error
 		list = append(list, r)
 	}
 	return list, problems
+}
+
+// extend merges a document and its files over those of the directory that it extends, if it does.
+func extend(
+	files fs.FS,
+	document map[string]any,
+	beside map[string][]byte,
+) (map[string]any, map[string][]byte, error) {
+	from, extends := document["extends"]
+	if !extends {
+		return document, beside, nil
+	}
+	delete(document, "extends")
+	name, ok := from.(string)
+	if !ok || !nameForm.MatchString(name) {
+		return nil, nil, fmt.Errorf("recipe: extends: %v is not the name of a template's directory", from)
+	}
+	all, err := readFiles(files, name)
+	if err != nil {
+		return nil, nil, fmt.Errorf("recipe: extends: %w", err)
+	}
+	base, err := decode(all[recipeFile])
+	if err != nil {
+		return nil, nil, fmt.Errorf("recipe: extends: %s: %w", name, err)
+	}
+	if _, deep := base["extends"]; deep {
+		return nil, nil, fmt.Errorf("recipe: extends: %s extends another template itself: name that one", name)
+	}
+	delete(all, recipeFile)
+	delete(base, "variants")
+	delete(base, "aliases")
+	maps.Copy(all, beside)
+	return merge(base, document), all, nil
 }
 
 // build makes a recipe from a document without variants.

@@ -114,7 +114,8 @@ func TestBuiltinIsComplete(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range []string{"base", "code-interpreter", "agent", "browser", "postgres-16", "claude-agent"} {
+	names := []string{"base", "code-interpreter", "agent", "browser", "postgres-16", "postgres-17", "claude-agent"}
+	for _, name := range names {
 		r, ok := all[name]
 		if !ok {
 			t.Errorf("template %s is missing", name)
@@ -138,6 +139,39 @@ func TestBuiltinIsComplete(t *testing.T) {
 			if strings.Contains(string(data), "https://") {
 				t.Errorf("%s: %s contains an address", name, file)
 			}
+		}
+	}
+}
+
+// TestExtends merges a recipe and its files over those of another directory.
+func TestExtends(t *testing.T) {
+	files := fstest.MapFS{
+		"t/recipe.yaml": {Data: []byte(family)}, "t/f.sh": {Data: []byte("f")}, "t/check": {Data: []byte("c")},
+		"u/recipe.yaml": {Data: []byte("name: u\nextends: t\nparams: {suite: sid}\ntools: [b]\n")},
+		"u/f.sh":        {Data: []byte("own")},
+	}
+	all, err := recipe.Load(files, recipe.Options{Params: map[string]string{"u.version": "3.0"}})
+	if err != nil || len(all) != 3 {
+		t.Fatalf("Load: got %d recipes, error %v", len(all), err)
+	}
+	u := all["u"]
+	if u.Hidden || len(u.Aliases) != 0 || !slices.Equal(u.Tools, []string{"b"}) || u.Distribution.Suite != "sid" ||
+		u.Parts[0].Version != "3.0" || len(u.Start) != 1 {
+		t.Errorf("got %+v", u)
+	}
+	if string(u.Files["f.sh"]) != "own" || string(u.Files[recipe.CheckFile]) != "c" ||
+		string(all["t"].Files["f.sh"]) != "f" {
+		t.Errorf("got files %q", u.Files)
+	}
+	for text, want := range map[string]string{
+		"extends: none": "none",
+		"extends: ../t": "not the name of a template",
+		"extends: u":    "extends another template itself",
+		"extends: [t]":  "not the name of a template",
+	} {
+		files["u/recipe.yaml"] = &fstest.MapFile{Data: []byte("name: u\n" + text + "\n")}
+		if _, err := recipe.Load(files, recipe.Options{}); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: got error %v, want %q", text, err, want)
 		}
 	}
 }

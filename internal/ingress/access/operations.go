@@ -173,7 +173,7 @@ var operationsV1 = map[string]Need{
 	"POST /v1/databases": lifecycle, "GET /v1/databases": read, "GET " + dbs: read, "PATCH " + dbs: lifecycle,
 	"DELETE " + dbs: lifecycle, "GET " + dbs + "/connection": exec, "POST " + dbs + "/wake": lifecycle,
 	"POST " + dbs + "/suspend": lifecycle, "POST " + dbs + "/clone": lifecycle, "POST " + dbs + "/failover": lifecycle,
-	"POST " + dbs + "/reset":             lifecycle,
+	"POST " + dbs + "/reset": lifecycle, "POST " + dbs + "/upgrade": lifecycle,
 	"POST " + dbs + "/reset-credentials": lifecycle, "GET " + dbs + "/stats": read, "GET " + dbs + "/logs": read,
 	"GET " + dbs + "/metrics": read, "GET " + dbs + "/insights": read,
 	"GET " + dbs + "/backups": read, "POST " + dbs + "/backups": lifecycle, "POST " + dbs + "/rehearsals": lifecycle,

@@ -34,6 +34,8 @@ func databaseRoutes() []route {
 			jsonInOut(202, onDatabaseIn(dbs.Databases.Clone))),
 		post(databasePath+"/reset", "Begin to give a branch what its database has; its id, URL and credentials stay",
 			jsonInOut(202, onDatabaseIn(dbs.Databases.Reset))),
+		post(databasePath+"/upgrade", "Begin to give it a newer major version of PostgreSQL; its id and URL stay",
+			jsonInOut(202, onDatabaseIn(dbs.Databases.Upgrade))),
 		post(databasePath+"/failover", "Replace the server of a database; 202 if that continues",
 			jsonInOut(200, failover)),
 		post(databasePath+"/reset-credentials", "Replace the password and the broker token of a database",

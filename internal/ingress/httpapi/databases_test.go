@@ -2,6 +2,7 @@ package httpapi_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/control/auth"
+	"github.com/pandastack/pandastack/internal/control/database/reason"
 	"github.com/pandastack/pandastack/internal/ingress/access"
 	"github.com/pandastack/pandastack/internal/ingress/httpapi"
 	"github.com/pandastack/pandastack/internal/ingress/httpapi/databaseapi"
@@ -155,6 +157,15 @@ func (f *fakeDatabases) Reset(
 	return f.on(p, id, "reset to", at)
 }
 
+func (f *fakeDatabases) Upgrade(
+	_ context.Context,
+	p auth.Principal,
+	id api.DatabaseID,
+	req api.UpgradeDatabaseRequest,
+) (api.Database, error) {
+	return f.on(p, id, "upgrade", fmt.Sprintf("%s/%d", req.Template, req.KeepSeconds))
+}
+
 func (f *fakeDatabases) Failover(
 	_ context.Context,
 	p auth.Principal,
@@ -266,6 +277,8 @@ func TestDatabases(t *testing.T) {
 		{"POST", path + "/clone", "", 202, "clone", `"id"`},
 		{"POST", path + "/reset", `{"target_time":"2026-01-02T03:04:05Z"}`, 202, "reset to 2026-01-02T03:04:05Z",
 			`"id"`},
+		{"POST", path + "/upgrade", `{"template":"postgres-17","keep_seconds":7}`, 202, "upgrade postgres-17/7",
+			`"id"`},
 		{"POST", path + "/failover", "", 200, "failover false", `"id"`},
 		{"POST", path + "/failover", `{"force":true}`, 200, "failover true", `"id"`},
 		{"POST", path + "/reset-credentials", "", 200, "reset", `"password":"secret"`},
@@ -309,6 +322,43 @@ func TestDatabaseCredentials(t *testing.T) {
 	}
 	if e := w.do("GET", path+"/connection", "", as(keyViewer)).failed(t); e.Code != api.Forbidden {
 		t.Errorf("a viewer got the connection: %+v", e)
+	}
+}
+
+// TestDatabaseReasons checks that only keys that operate the node see details of the host in reasons of failures.
+func TestDatabaseReasons(t *testing.T) {
+	f := &fakeDatabases{}
+	w := newFixture(t, withDatabases(f))
+	id, path := w.newDatabase()
+	host := errors.New("open /var/lib/node/spool: no space")
+	why := reason.Of("the reset failed: ", api.Wrap(api.Unavailable, host, "no backups: "+host.Error()))
+	f.mu.Lock()
+	d := f.rows[id]
+	d.Error, d.ReplicaStates = why, []api.DatabaseReplica{{Error: why}}
+	f.rows[id] = d
+	f.mu.Unlock()
+	see := func(method, path, key string, details bool, times int) {
+		t.Helper()
+		a := w.do(method, path, "", as(key))
+		want := 0
+		if details {
+			want = times
+		}
+		if strings.Count(a.body, "/var/lib/node") != want || strings.Count(a.body, "no backups") != times {
+			t.Errorf("%s %s with %s: got %s, details wanted: %t", method, path, key, a.body, details)
+		}
+	}
+	for _, path := range []string{path, "/v1/databases"} {
+		see("GET", path, keyMember, false, 2)
+		see("GET", path, keyViewer, false, 2)
+		see("GET", path, keyOperator, true, 2)
+	}
+	f.mu.Lock()
+	f.fail = api.Wrap(api.Unavailable, host, "no backups: "+host.Error())
+	f.mu.Unlock()
+	for _, path := range []string{path + "/wake", path + "/suspend", path + "/upgrade"} {
+		see("POST", path, keyMember, false, 1)
+		see("POST", path, keyOperator, true, 1)
 	}
 }
 
@@ -361,6 +411,7 @@ func TestDatabaseRequestsAreChecked(t *testing.T) {
 		{"POST", path + "/clone", `{"target_xid":7,"target_name":"a"}`, "target_time"},
 		{"POST", path + "/failover", `{"forced":true}`, "forced"},
 		{"POST", path + "/reset", `{"to":"now"}`, "to"},
+		{"POST", path + "/upgrade", `{"to":"17"}`, "to"},
 		{"GET", path + "/logs?lines=0", "", "lines"},
 		{"GET", path + "/logs?lines=10001", "", "lines"},
 		{"GET", path + "/insights?limit=101", "", "limit"},

@@ -11,6 +11,7 @@ import (
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
 	"github.com/pandastack/pandastack/internal/control/database/backup"
+	"github.com/pandastack/pandastack/internal/control/database/reason"
 	"github.com/pandastack/pandastack/internal/control/database/server"
 	"github.com/pandastack/pandastack/internal/control/database/standby"
 	"github.com/pandastack/pandastack/internal/control/store"
@@ -129,7 +130,7 @@ func (l *state) mayAdd() bool {
 func (l *state) failed(err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.tidied, l.failure, l.due = false, api.AsError(err).Message, time.Now().Add(replicaRetry)
+	l.tidied, l.failure, l.due = false, reason.Of("", err), time.Now().Add(replicaRetry)
 }
 
 // worked forgets the last failure.
@@ -220,7 +221,7 @@ func (s *Set) seedReplica(ctx context.Context, row *store.Database, id string) e
 	default:
 		s.log.Warn("a read replica could not be filled", "database", row.ID, "replica", m.ID, "err", err)
 		l.failed(err)
-		m.State, m.Error = store.MemberFailed, api.AsError(err).Message
+		m.State, m.Error = store.MemberFailed, reason.Of("", err)
 	}
 	err = s.db.Write(op, "database replica filled", func(ctx context.Context, tx *store.Tx) error {
 		return tx.UpdateDatabaseMember(ctx, &m, store.MemberCreating)
@@ -287,7 +288,7 @@ func (s *Set) failReplica(ctx context.Context, row *store.Database, m *store.Dat
 	s.log.Warn("a read replica does not work; another is made", "database", row.ID, "replica", m.ID, "err", why)
 	s.of(row.ID).failed(why)
 	was := m.State
-	m.State, m.Error = store.MemberFailed, api.AsError(why).Message
+	m.State, m.Error = store.MemberFailed, reason.Of("", why)
 	s.owner.Poke()
 	return s.db.Write(ctx, "database replica failed", func(ctx context.Context, tx *store.Tx) error {
 		return tx.UpdateDatabaseMember(ctx, m, was)

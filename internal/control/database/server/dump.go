@@ -25,24 +25,27 @@ const maxDatabases = 1000
 const selectCopied = "SELECT datname FROM pg_catalog.pg_database WHERE datallowconn " +
 	"AND datname NOT IN ('postgres', 'template0', 'template1', '" + Prepared + "') ORDER BY oid LIMIT "
 
-// CopySchema makes the roles and the databases of one server in a new one, without the rows of tables.
+// What Copy copies of a server.
+const (
+	Schema Part = iota // roles and databases without rows of tables
+	All                // with their rows
+)
+
+// Part is what Copy copies of a server.
+type Part int
+
+// Copy makes the roles and the databases of one server in a new one, whose version may be newer.
 //
 // The programs of the guests do it, and what they print goes through this process. Large objects, values of sequences
 // and content of materialized views are rows, too. After an error the new server has a part of them.
-func CopySchema(ctx context.Context, from, to Guest) error {
+func Copy(ctx context.Context, from, to Guest, what Part) error {
 	var names []string
-	err := Use(ctx, from, Maintained, func(conn *pgx.Conn) error {
-		rows, err := conn.Query(ctx, selectCopied+fmt.Sprint(maxDatabases+1))
-		if err == nil {
-			names, err = pgx.CollectRows(rows, pgx.RowTo[string])
-		}
+	err := Use(ctx, from, Maintained, func(conn *pgx.Conn) (err error) {
+		names, err = Databases(ctx, conn)
 		return err
 	})
 	if err != nil {
-		return fmt.Errorf("list the databases: %w", err)
-	}
-	if len(names) > maxDatabases {
-		return fmt.Errorf("the server has more than %d databases", maxDatabases)
+		return err
 	}
 	var roles map[string]bool
 	err = Use(ctx, to, Maintained, func(conn *pgx.Conn) (err error) {
@@ -61,14 +64,42 @@ func CopySchema(ctx context.Context, from, to Guest) error {
 	}
 	for _, name := range names {
 		dump := []string{
-			"pg_dump", "--schema-only", "--create", "--lock-wait-timeout=30s",
-			"--dbname=dbname=" + connectionValue(name),
+			"pg_dump", "--create", "--lock-wait-timeout=30s", "--dbname=dbname=" + connectionValue(name),
+		}
+		if what == Schema {
+			dump = append(dump, "--schema-only")
 		}
 		if err := pipe(ctx, from, dump, to, filter{headLines, known}); err != nil {
-			return fmt.Errorf("copy the schema of database %.64q: %w", name, err)
+			return fmt.Errorf("copy database %.64q: %w", name, err)
+		}
+		if what == Schema {
+			continue
+		}
+		err := Use(ctx, to, name, func(conn *pgx.Conn) error {
+			_, err := conn.Exec(ctx, local+"ANALYZE") // a dump has no statistics, and queries are slow without
+			return err
+		})
+		if err != nil {
+			return fmt.Errorf("analyze database %.64q: %w", name, err)
 		}
 	}
 	return nil
+}
+
+// Databases returns the names of the databases of users.
+func Databases(ctx context.Context, conn *pgx.Conn) ([]string, error) {
+	rows, err := conn.Query(ctx, selectCopied+fmt.Sprint(maxDatabases+1))
+	if err != nil {
+		return nil, fmt.Errorf("list the databases: %w", err)
+	}
+	names, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		return nil, fmt.Errorf("list the databases: %w", err)
+	}
+	if len(names) > maxDatabases {
+		return nil, fmt.Errorf("the server has more than %d databases", maxDatabases)
+	}
+	return names, nil
 }
 
 // prepareCopy removes the prepared database of a new server, and returns the names of its roles as SQL has them.

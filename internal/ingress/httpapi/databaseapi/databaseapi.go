@@ -8,10 +8,12 @@ import (
 	"context"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/control/auth"
+	"github.com/pandastack/pandastack/internal/control/database/reason"
 )
 
 // Databases are the methods of the service for managed databases that this API uses.
@@ -32,6 +34,12 @@ type Databases interface {
 	ResetCredentials(ctx context.Context, p auth.Principal, id api.DatabaseID) (api.Database, error)
 	Clone(ctx context.Context, p auth.Principal, id api.DatabaseID, req api.CloneDatabaseRequest) (api.Database, error)
 	Reset(ctx context.Context, p auth.Principal, id api.DatabaseID, req api.ResetDatabaseRequest) (api.Database, error)
+	Upgrade(
+		ctx context.Context,
+		p auth.Principal,
+		id api.DatabaseID,
+		req api.UpgradeDatabaseRequest,
+	) (api.Database, error)
 	Failover(ctx context.Context, p auth.Principal, id api.DatabaseID, req api.FailoverRequest) (api.Database, error)
 	Backups(ctx context.Context, p auth.Principal, id api.DatabaseID) (api.DatabaseBackups, error)
 	BackUp(ctx context.Context, p auth.Principal, id api.DatabaseID) (api.DatabaseAccepted, error)
@@ -91,12 +99,31 @@ func (a API) insight(c Caller) (Insight, api.DatabaseID, error) {
 	return a.Insight, id, err
 }
 
-// shown returns a database as a caller may see it: one that may not run commands does not get credentials.
+// shown returns a database as a caller may see it: one that may not run commands does not get credentials, and only one
+// that operates the node sees details of the host in reasons of failures.
 func shown(c Caller, d api.Database) api.Database {
+	d = withReasons(c, d)
 	if !c.Principal.Scopes.Has(api.ScopeExec) {
 		return withoutCredentials(d)
 	}
 	return d
+}
+
+func withReasons(c Caller, d api.Database) api.Database {
+	d.Error, d.ReplicaStates = reason.Shown(d.Error, c.Principal.Operator), slices.Clone(d.ReplicaStates)
+	for i := range d.ReplicaStates {
+		r := &d.ReplicaStates[i]
+		r.Error = reason.Shown(r.Error, c.Principal.Operator)
+	}
+	return d
+}
+
+// refusal returns an error as a caller may see it.
+func refusal(c Caller, err error) error {
+	if err == nil || c.Principal.Operator {
+		return err
+	}
+	return reason.ForUsers(err)
 }
 
 func withoutCredentials(d api.Database) api.Database {
@@ -114,7 +141,7 @@ func (a API) On(ctx context.Context, c Caller, do Verb) (api.Database, error) {
 		return api.Database{}, err
 	}
 	d, err := do(s, ctx, c.Principal, id)
-	return shown(c, d), err
+	return shown(c, d), refusal(c, err)
 }
 
 // Create begins to create a database.
@@ -123,7 +150,7 @@ func (a API) Create(ctx context.Context, c Caller, req api.CreateDatabaseRequest
 		return api.Database{}, errNoDatabases()
 	}
 	d, err := a.Databases.Create(ctx, c.Principal, req)
-	return shown(c, d), err
+	return shown(c, d), refusal(c, err)
 }
 
 // List returns all databases without credentials.
@@ -137,7 +164,7 @@ func (a API) List(ctx context.Context, c Caller) ([]api.Database, error) {
 	}
 	out := make([]api.Database, 0, len(list))
 	for _, d := range list {
-		out = append(out, withoutCredentials(d))
+		out = append(out, withoutCredentials(withReasons(c, d)))
 	}
 	return out, nil
 }
@@ -166,7 +193,8 @@ func (a API) Wake(ctx context.Context, c Caller, _ url.Values) (out api.Database
 	if err != nil {
 		return out, err
 	}
-	return s.Wake(ctx, c.Principal, id)
+	out, err = s.Wake(ctx, c.Principal, id)
+	return out, refusal(c, err)
 }
 
 // Backups returns the state of the backups of the database of a caller.

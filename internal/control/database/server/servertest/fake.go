@@ -43,6 +43,9 @@ type Fake struct {
 	used     int64 // bytes of its storage
 	readOnly bool
 	cut      bool // standbys receive nothing
+
+	extensions []string // of every database
+	obstacles  []string // reasons and names of what a dump lacks
 }
 
 // New returns a server without faults.
@@ -76,6 +79,13 @@ func (f *Fake) Cut(cut bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.cut = cut
+}
+
+// SetExtensions sets the extensions of every database, and what the server has that a dump lacks: reasons and names.
+func (f *Fake) SetExtensions(extensions []string, obstacles ...string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.extensions, f.obstacles = extensions, obstacles
 }
 
 // ReadOnly reports whether the server is read-only.
@@ -231,6 +241,15 @@ func (f *Fake) apply(ctx context.Context, files guestapi.FileSystem, b *pgproto3
 	case strings.Contains(sql, "pg_ls_waldir"):
 		f.sendStorage(b)
 		return nil
+	case strings.HasPrefix(sql, "SELECT datname"):
+		sendList(b, 1, s.Databases...)
+		return nil
+	case strings.HasPrefix(sql, "SELECT extname"):
+		sendList(b, 1, f.extensions...)
+		return nil
+	case strings.Contains(sql, "pg_prepared_xacts"):
+		sendList(b, 2, f.obstacles...)
+		return nil
 	case strings.HasPrefix(sql, "SELECT rolname, rolpassword"):
 		f.sendRoles(b, s, sql)
 		return nil
@@ -278,6 +297,25 @@ func send(b *pgproto3.Backend, values ...string) {
 	b.Send(fields)
 	b.Send(row)
 	b.Send(&pgproto3.CommandComplete{CommandTag: []byte("SELECT 1")})
+}
+
+// sendList sends texts in rows of some columns.
+func sendList(b *pgproto3.Backend, columns int, texts ...string) {
+	fields := &pgproto3.RowDescription{}
+	for range columns {
+		fields.Fields = append(fields.Fields, pgproto3.FieldDescription{
+			Name: []byte("value"), DataTypeOID: 25, DataTypeSize: -1, TypeModifier: -1,
+		})
+	}
+	b.Send(fields)
+	for at := 0; at < len(texts); at += columns {
+		row := &pgproto3.DataRow{}
+		for _, text := range texts[at : at+columns] {
+			row.Values = append(row.Values, []byte(text))
+		}
+		b.Send(row)
+	}
+	b.Send(&pgproto3.CommandComplete{CommandTag: []byte("SELECT")})
 }
 
 func (f *Fake) sendRoles(b *pgproto3.Backend, s State, sql string) {
