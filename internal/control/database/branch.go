@@ -164,7 +164,7 @@ func (s *Service) fork(
 	return g, m, parent, err
 }
 
-// forkOf is fork for a database that nobody else changes meanwhile. Its machine runs afterwards.
+// forkOf is fork for a database that has no other user meanwhile. Its machine runs afterwards.
 func (s *Service) forkOf(
 	ctx context.Context,
 	row, parent *store.Database,

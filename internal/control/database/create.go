@@ -14,7 +14,6 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
 	"github.com/pandastack/pandastack/internal/control/auth"
-	"github.com/pandastack/pandastack/internal/control/database/reason"
 	"github.com/pandastack/pandastack/internal/control/database/server"
 	"github.com/pandastack/pandastack/internal/control/quota"
 	"github.com/pandastack/pandastack/internal/control/store"
@@ -218,7 +217,7 @@ func (s *Service) provision(ctx context.Context, row *store.Database) error {
 		}
 	}
 	s.log.Warn("a database could not be made", "database", row.ID, "err", err)
-	row.State, row.Instance, row.Error = store.DatabaseFailed, "", reason.Of("", err)
+	row.State, row.Instance, row.Error = store.DatabaseFailed, "", api.Reason("", err)
 	row.Changed = store.Micros(time.Now())
 	return s.db.Write(ctx, "database failed", func(ctx context.Context, tx *store.Tx) error {
 		return tx.UpdateDatabase(ctx, row, store.DatabaseCreating, "state", "instance", "error", "changed")

@@ -13,7 +13,6 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
 	"github.com/pandastack/pandastack/internal/control/auth"
 	"github.com/pandastack/pandastack/internal/control/database/backup"
-	"github.com/pandastack/pandastack/internal/control/database/reason"
 	"github.com/pandastack/pandastack/internal/control/database/replica"
 	"github.com/pandastack/pandastack/internal/control/database/server"
 	"github.com/pandastack/pandastack/internal/control/quota"
@@ -487,7 +486,7 @@ func (s *Service) undoFailover(
 	if from.Unapplied {
 		row.Instance = s.instance
 	}
-	row.Error, row.Changed = reason.Of(from.verb()+" failed: ", cause), store.Micros(time.Now())
+	row.Error, row.Changed = api.Reason(from.verb()+" failed: ", cause), store.Micros(time.Now())
 	return s.db.Write(ctx, "database failover undone", func(ctx context.Context, tx *store.Tx) error {
 		return tx.UpdateDatabase(ctx, row, store.DatabaseRestoring, "state", "instance", "origin", "error", "changed")
 	})

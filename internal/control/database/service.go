@@ -14,7 +14,6 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
 	"github.com/pandastack/pandastack/internal/control/auth"
-	"github.com/pandastack/pandastack/internal/control/database/reason"
 	"github.com/pandastack/pandastack/internal/control/database/replica"
 	"github.com/pandastack/pandastack/internal/control/database/server"
 	"github.com/pandastack/pandastack/internal/control/quota"
@@ -235,7 +234,7 @@ func ready(row *store.Database) error {
 		return nil
 	case store.DatabaseFailed:
 		return api.Errorf(api.WrongState, "database %s failed: %s: delete it", row.ID,
-			reason.Shown(row.Error, false))
+			api.ShownReason(row.Error, false))
 	case store.DatabaseRestoring:
 		return api.Errorf(api.Unavailable, "database %s is being restored: try again when its status is running",
 			row.ID)

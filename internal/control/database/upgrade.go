@@ -14,7 +14,6 @@ import (
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/control/auth"
 	"github.com/pandastack/pandastack/internal/control/database/server"
-	"github.com/pandastack/pandastack/internal/control/database/upgrade"
 	"github.com/pandastack/pandastack/internal/control/quota"
 	"github.com/pandastack/pandastack/internal/control/store"
 )
@@ -51,7 +50,7 @@ func (s *Service) Upgrade(
 	if err != nil {
 		return api.Database{}, api.AsError(err)
 	}
-	t, err := s.template(ctx, p, cmp.Or(req.Template, upgrade.Template))
+	t, err := s.template(ctx, p, cmp.Or(req.Template, server.UpgradeTemplate))
 	if err != nil {
 		return api.Database{}, api.AsError(err)
 	}
@@ -72,7 +71,7 @@ func (s *Service) Upgrade(
 	}
 	return s.beginReplace(ctx, &row, origin{Replaces: m.ID, Upgrade: &upgrading{
 		Template: t.Name, Kept: string(api.NewDatabaseID()),
-		Seconds: cmp.Or(req.KeepSeconds, upgrade.KeepSeconds),
+		Seconds: cmp.Or(req.KeepSeconds, server.KeepSeconds),
 	}})
 }
 
@@ -94,7 +93,7 @@ func (s *Service) checkUpgrade(ctx context.Context, p auth.Principal, row *store
 	if err != nil {
 		return err
 	}
-	reasons, err := upgrade.Check(ctx, source.guest, server.Facts{Version: row.Version}, to)
+	reasons, err := server.CheckUpgrade(ctx, source.guest, server.Facts{Version: row.Version}, to)
 	if err != nil {
 		return serverError(err)
 	}

@@ -12,7 +12,6 @@ import (
 
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/control/auth"
-	"github.com/pandastack/pandastack/internal/control/database/reason"
 	"github.com/pandastack/pandastack/internal/control/store"
 )
 
@@ -137,7 +136,7 @@ func (s *Service) viewReady(ctx context.Context, row *store.Database, out *api.D
 	box, err := s.boxes.Get(ctx, as(row), out.SandboxID)
 	switch code := api.CodeOf(err); {
 	case code == api.NotFound || code == api.Gone:
-		out.Error = reason.Of("its machine is lost: ", err)
+		out.Error = api.Reason("its machine is lost: ", err)
 	case err != nil:
 		return err
 	case box.Status == api.Running || box.Status == api.Paused || box.Status == api.Waking:

@@ -14,7 +14,6 @@ import (
 
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/control/auth"
-	"github.com/pandastack/pandastack/internal/control/database/reason"
 	"github.com/pandastack/pandastack/internal/ingress/access"
 	"github.com/pandastack/pandastack/internal/ingress/httpapi"
 	"github.com/pandastack/pandastack/internal/ingress/httpapi/databaseapi"
@@ -331,7 +330,7 @@ func TestDatabaseReasons(t *testing.T) {
 	w := newFixture(t, withDatabases(f))
 	id, path := w.newDatabase()
 	host := errors.New("open /var/lib/node/spool: no space")
-	why := reason.Of("the reset failed: ", api.Wrap(api.Unavailable, host, "no backups: "+host.Error()))
+	why := api.Reason("the reset failed: ", api.Wrap(api.Unavailable, host, "no backups: "+host.Error()))
 	f.mu.Lock()
 	d := f.rows[id]
 	d.Error, d.ReplicaStates = why, []api.DatabaseReplica{{Error: why}}

@@ -11,7 +11,6 @@ import (
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
 	"github.com/pandastack/pandastack/internal/control/database/backup"
-	"github.com/pandastack/pandastack/internal/control/database/reason"
 	"github.com/pandastack/pandastack/internal/control/database/server"
 	"github.com/pandastack/pandastack/internal/control/database/standby"
 	"github.com/pandastack/pandastack/internal/control/store"
@@ -130,7 +129,7 @@ func (l *state) mayAdd() bool {
 func (l *state) failed(err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.tidied, l.failure, l.due = false, reason.Of("", err), time.Now().Add(replicaRetry)
+	l.tidied, l.failure, l.due = false, api.Reason("", err), time.Now().Add(replicaRetry)
 }
 
 // worked forgets the last failure.
@@ -221,7 +220,7 @@ func (s *Set) seedReplica(ctx context.Context, row *store.Database, id string) e
 	default:
 		s.log.Warn("a read replica could not be filled", "database", row.ID, "replica", m.ID, "err", err)
 		l.failed(err)
-		m.State, m.Error = store.MemberFailed, reason.Of("", err)
+		m.State, m.Error = store.MemberFailed, api.Reason("", err)
 	}
 	err = s.db.Write(op, "database replica filled", func(ctx context.Context, tx *store.Tx) error {
 		return tx.UpdateDatabaseMember(ctx, &m, store.MemberCreating)
@@ -288,7 +287,7 @@ func (s *Set) failReplica(ctx context.Context, row *store.Database, m *store.Dat
 	s.log.Warn("a read replica does not work; another is made", "database", row.ID, "replica", m.ID, "err", why)
 	s.of(row.ID).failed(why)
 	was := m.State
-	m.State, m.Error = store.MemberFailed, reason.Of("", why)
+	m.State, m.Error = store.MemberFailed, api.Reason("", why)
 	s.owner.Poke()
 	return s.db.Write(ctx, "database replica failed", func(ctx context.Context, tx *store.Tx) error {
 		return tx.UpdateDatabaseMember(ctx, m, was)

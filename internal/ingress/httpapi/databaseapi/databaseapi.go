@@ -13,7 +13,6 @@ import (
 
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/control/auth"
-	"github.com/pandastack/pandastack/internal/control/database/reason"
 )
 
 // Databases are the methods of the service for managed databases that this API uses.
@@ -110,10 +109,10 @@ func shown(c Caller, d api.Database) api.Database {
 }
 
 func withReasons(c Caller, d api.Database) api.Database {
-	d.Error, d.ReplicaStates = reason.Shown(d.Error, c.Principal.Operator), slices.Clone(d.ReplicaStates)
+	d.Error, d.ReplicaStates = api.ShownReason(d.Error, c.Principal.Operator), slices.Clone(d.ReplicaStates)
 	for i := range d.ReplicaStates {
 		r := &d.ReplicaStates[i]
-		r.Error = reason.Shown(r.Error, c.Principal.Operator)
+		r.Error = api.ShownReason(r.Error, c.Principal.Operator)
 	}
 	return d
 }
@@ -123,7 +122,7 @@ func refusal(c Caller, err error) error {
 	if err == nil || c.Principal.Operator {
 		return err
 	}
-	return reason.ForUsers(err)
+	return api.ForUsers(err)
 }
 
 func withoutCredentials(d api.Database) api.Database {

@@ -1,11 +1,10 @@
-package reason_test
+package api_test
 
 import (
 	"errors"
 	"testing"
 
 	"github.com/pandastack/pandastack/api"
-	"github.com/pandastack/pandastack/internal/control/database/reason"
 )
 
 func TestReasons(t *testing.T) {
@@ -22,15 +21,15 @@ func TestReasons(t *testing.T) {
 		{cause, "internal error; the server's log has it under this request id",
 			"internal error; the server's log has it under this request id"},
 	} {
-		stored := reason.Of("a reset: ", tt.err)
-		if got := reason.Shown(stored, false); got != "a reset: "+tt.users {
+		stored := api.Reason("a reset: ", tt.err)
+		if got := api.ShownReason(stored, false); got != "a reset: "+tt.users {
 			t.Errorf("%v: users see %q", tt.err, got)
 		}
-		if got := reason.Shown(stored, true); got != "a reset: "+tt.operators {
+		if got := api.ShownReason(stored, true); got != "a reset: "+tt.operators {
 			t.Errorf("%v: operators see %q", tt.err, got)
 		}
 	}
-	if e := reason.ForUsers(nil); e != nil {
+	if e := api.ForUsers(nil); e != nil {
 		t.Errorf("no error: %v", e)
 	}
 }

@@ -1,5 +1,4 @@
-// Package upgrade tells whether what a PostgreSQL server has can be dumped and restored into one of a newer major version.
-package upgrade
+package server
 
 import (
 	"context"
@@ -9,17 +8,15 @@ import (
 	"strings"
 
 	"github.com/jackc/pgx/v5"
-
-	"github.com/pandastack/pandastack/internal/control/database/server"
 )
 
-// Template is the template of upgrades whose caller names none.
-const Template = "postgres-17"
+// UpgradeTemplate is the template of upgrades whose caller names none.
+const UpgradeTemplate = "postgres-17"
 
 // KeepSeconds is how long what a database had is kept if the caller does not say.
 const KeepSeconds = 7 * 24 * 3600
 
-// maxObstacles bounds what is read and told of each kind.
+// maxObstacles bounds what is read of each kind, and the reasons.
 const maxObstacles = 20
 
 // obstacles selects what a dump of a server lacks, as a reason and a name.
@@ -32,15 +29,15 @@ const obstacles = "(SELECT 'it has a prepared transaction, which a dump lacks: c
 	"(SELECT 'it has a database without connections, which cannot be dumped: drop or allow ', datname::text " +
 	"FROM pg_catalog.pg_database WHERE NOT datallowconn AND datname <> 'template0' LIMIT %[1]d)"
 
-// Check returns why a server cannot be upgraded to one that a template has; none if it can.
-func Check(ctx context.Context, g server.Guest, from, to server.Facts) (reasons []string, err error) {
+// CheckUpgrade returns why a server cannot be upgraded to one that a template has; none if it can.
+func CheckUpgrade(ctx context.Context, g Guest, from, to Facts) (reasons []string, err error) {
 	was, is := major(from.Version), major(to.Version)
 	if is <= was {
 		return []string{fmt.Sprintf("it has PostgreSQL %s and the template %s: an upgrade is to a newer major version",
 			from.Version, to.Version)}, nil
 	}
 	var names []string
-	err = server.Use(ctx, g, server.Maintained, func(conn *pgx.Conn) error {
+	err = Use(ctx, g, Maintained, func(conn *pgx.Conn) error {
 		rows, err := conn.Query(ctx, fmt.Sprintf(obstacles, maxObstacles))
 		if err != nil {
 			return fmt.Errorf("look for what cannot be dumped: %w", err)
@@ -52,7 +49,7 @@ func Check(ctx context.Context, g server.Guest, from, to server.Facts) (reasons 
 		for _, f := range found {
 			reasons = append(reasons, fmt.Sprintf("%s%.64q", f.Reason, f.Name))
 		}
-		names, err = server.Databases(ctx, conn)
+		names, err = Databases(ctx, conn)
 		return err
 	})
 	for i := 0; err == nil && i < len(names) && len(reasons) < maxObstacles; i++ {
@@ -70,8 +67,8 @@ func Check(ctx context.Context, g server.Guest, from, to server.Facts) (reasons 
 }
 
 // lacks returns the extensions of a database that a template does not have.
-func lacks(ctx context.Context, g server.Guest, database string, to server.Facts) (missing []string, err error) {
-	err = server.Use(ctx, g, database, func(conn *pgx.Conn) error {
+func lacks(ctx context.Context, g Guest, database string, to Facts) (missing []string, err error) {
+	err = Use(ctx, g, database, func(conn *pgx.Conn) error {
 		rows, err := conn.Query(ctx, "SELECT extname FROM pg_catalog.pg_extension WHERE extname <> 'plpgsql' "+
 			"ORDER BY extname LIMIT 1000")
 		if err == nil {
