@@ -16,11 +16,12 @@ export PANDASTACK_TEST_DATA := $(DATA)
 help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-build: ## build bin/pandastack, and bin/pandastack-guest and bin/pandastack-build, which run in machines
+build: ## build bin/pandastack, and bin/pandastack-guest, -build and -runtime, which run in machines
 	$(GO) build -trimpath -buildvcs=false -ldflags "-s -w -X main.version=$(VERSION)" -o bin/ ./cmd/pandastack
-	@# Templates are baked with the guest agent, and builds of apps begin with the other: they are others only if
-	@# their code is.
-	$(GO) build -trimpath -buildvcs=false -ldflags "-s -w" -o bin/ ./cmd/pandastack-guest ./cmd/pandastack-build
+	@# Templates are baked with the guest agent, and builds of apps and functions begin with the others: they are
+	@# others only if their code is.
+	$(GO) build -trimpath -buildvcs=false -ldflags "-s -w" -o bin/ ./cmd/pandastack-guest ./cmd/pandastack-build \
+		./cmd/pandastack-runtime
 
 install: build ## install the built program as a service of systemd, or upgrade it
 	$(SUDO) bin/pandastack service install $(INSTALL)

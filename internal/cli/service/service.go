@@ -55,7 +55,7 @@ func systemctl(ctx context.Context, args ...string) (string, error) {
 }
 
 // programs are the files of a release. They belong into one directory.
-var programs = []string{"pandastack", "pandastack-guest", "pandastack-build"}
+var programs = []string{"pandastack", "pandastack-guest", "pandastack-build", "pandastack-runtime"}
 
 func (m *manager) install() *cobra.Command {
 	var bin string

@@ -7,12 +7,16 @@
 // guest's ports with HTTP/1.1:
 //
 //	GET  /_/ready   204 when the handler is loaded; 424 with a Failure if it cannot be; held until one is known
-//	POST /_/restored   204: after a restore, the body, a Restored, has the variables
-//	POST /_/event   the body is an event; the response is the result, with status 200, or a Failure, with status 500
-//	ANY  /...       a request for the handler as its caller sent it; the response is the handler's
+//	POST /_/restored   204: after a restore, the body, a Restored, has the variables; 424 as above
+//	POST /_/event   the body is an event; the response is the result, with status 200, or a Failure, with status 500,
+//	                or 504 if the time ran out
+//	GET  /_/summary/{id}   a Summary that did not fit into its trailer, once
+//	ANY  /...       a request for the handler as its caller sent it; the response is the handler's, or a Failure as
+//	                above with HeaderFailure
 //
-// Requests of the last two kinds carry the headers below; their responses end with trailers. The program and its
-// machine are not trusted: Decoder and ParseSummary check and bound what comes out of it.
+// Requests for the handler carry the headers below; their responses end with a trailer, which those without a body do
+// not have. The program and its machine are
+// not trusted: Decoder, ParseSummary, DecodeSummary and DecodeFailure check and bound what comes out of it.
 package fnruntime
 
 // Port is the TCP port of the program in its machine.
@@ -31,6 +35,7 @@ const (
 	PathReady    = "/_/ready"
 	PathRestored = "/_/restored"
 	PathEvent    = "/_/event"
+	PathSummary  = "/_/summary/" // with the id of an invocation
 )
 
 // Headers of requests to the program. A request from outside never carries them: the edge removes them.
@@ -44,10 +49,16 @@ const (
 	HeaderQueue      = "Pandastack-Queue"     // name: the body is a batch, and the handler "queue" is called
 )
 
-// Trailers of responses of the program.
+// Headers and trailers of responses of the program.
 const (
-	TrailerSummary = "Pandastack-Summary" // JSON of a Summary, base64
+	HeaderStyle    = "Pandastack-Style"          // of the handler, with PathReady
+	HeaderFailure  = "Pandastack-Failure"        // type of the Failure that is the body
+	HeaderLength   = "Pandastack-Content-Length" // that the handler has set; trailers allow no Content-Length
+	TrailerSummary = "Pandastack-Summary"        // JSON of a Summary, base64
 )
+
+// Clients of HTTP bound trailers by the size of their buffers: a Summary in a trailer has at most MaxTrailer bytes.
+const MaxTrailer = 2 << 10
 
 // Bounds of what a machine may send.
 const (
@@ -97,6 +108,8 @@ type Serve struct {
 	Version    int64             `json:"version"`
 	Env        map[string]string `json:"env,omitempty"`
 	MemoryMB   int               `json:"memory_mb,omitempty"`
+	// Reload loads the handler again before a request if files below Code have changed.
+	Reload bool `json:"reload,omitempty"`
 }
 
 // Restored is the body of PathRestored.
@@ -111,10 +124,12 @@ type Summary struct {
 	Stderr    string   `json:"stderr,omitempty"`
 	Truncated bool     `json:"truncated,omitempty"`
 	Micros    int64    `json:"micros,omitempty"` // of the handler
-	Memory    int64    `json:"memory,omitempty"` // peak bytes of its processes
+	Memory    int64    `json:"memory,omitempty"` // peak bytes of the handler's process
 	ExitCode  *int     `json:"exit_code,omitempty"`
 	TimedOut  bool     `json:"timed_out,omitempty"`
 	Failure   *Failure `json:"failure,omitempty"`
+	// More says that the outputs and the stack are left out; PathSummary has all.
+	More bool `json:"more,omitempty"`
 }
 
 // Failure is an error of a handler, or of loading it.
