@@ -3,10 +3,10 @@
 // other.
 //
 // The handler runs in a process of its own, as an unprivileged user who cannot gain privileges, below a small
-// program in its language, the shim, which is part of this one. The shim listens on a Unix socket; each call of the handler is a
-// connection with frames. What the handler prints comes through a pipe with the number of the call, so that calls
-// that run at the same time keep their outputs apart. What programs that it starts print comes through the pipes of
-// its standard outputs, and belongs to the oldest call that runs.
+// program in its language, the shim, which is part of this one. The shim listens on a Unix socket; each call of
+// the handler is a connection with frames. What the handler prints comes through a pipe with the number of the
+// call, so that calls that run at the same time keep their outputs apart. What programs that it starts print comes
+// through the pipes of its standard outputs, and belongs to the oldest call that runs.
 //
 // # Styles
 //
