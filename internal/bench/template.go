@@ -38,6 +38,8 @@ func (r *run) firstCell(ctx context.Context) error {
 		&Target{P50: 250},
 	)
 	again := r.series("next_cell", "the next cell in the same context", nil)
+	once := r.series("once_cell", "1+1 in a context of its own, request to result", &Target{P50: 60})
+	pandas := r.series("once_pandas", "import pandas in a context of its own, request to result", &Target{P50: 300})
 	frame := r.series("first_frame", "a first cell that builds a pandas data frame, request to result", nil)
 	for i := range r.times(30) + 1 {
 		began := time.Now()
@@ -57,6 +59,14 @@ func (r *run) firstCell(ctx context.Context) error {
 		began = time.Now()
 		err = r.cell(ctx, sb.ID, "import pandas\nint(pandas.DataFrame({'a': [1, 2]}).a.sum())", "3")
 		r.add(frame, time.Since(began), err)
+		for _, c := range []struct {
+			series     *Series
+			code, want string
+		}{{once, "1+1", "2"}, {pandas, "import pandas\nint(pandas.Series([1, 2]).sum())", "3"}} {
+			began = time.Now()
+			res, err := r.cl.Sandboxes.RunOnce(ctx, sb.ID, api.ReplOnce{ReplCell: api.ReplCell{Code: c.code}})
+			r.add(c.series, time.Since(began), checkCell(res, err, c.code, c.want))
+		}
 		if err := r.remove(ctx, sb.ID); err != nil {
 			return err
 		}
@@ -67,6 +77,11 @@ func (r *run) firstCell(ctx context.Context) error {
 // cell runs code in the template's context and checks its value.
 func (r *run) cell(ctx context.Context, id api.SandboxID, code, want string) error {
 	res, err := r.cl.Sandboxes.RunCell(ctx, id, cellContext, api.ReplCell{Code: code})
+	return checkCell(res, err, code, want)
+}
+
+// checkCell returns an error unless a cell had the wanted value.
+func checkCell(res api.ReplResult, err error, code, want string) error {
 	if err != nil {
 		return err
 	}

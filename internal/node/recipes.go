@@ -105,6 +105,9 @@ func startPrograms(r recipe.Recipe) ([]bake.Start, error) {
 				return nil, err
 			}
 			spec = repl.Spec(lang, s.Dir, s.User)
+			if s.Fork {
+				spec = repl.ForkServerSpec(s.Dir, s.User)
+			}
 		}
 		spec.Env = s.Env
 		all = append(all, bake.Start{Name: s.Name, Spec: spec})

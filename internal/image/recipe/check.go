@@ -286,6 +286,7 @@ func (s Start) check(c *checker, field string) {
 		"is %q; give a language such as python",
 		s.Context,
 	)
+	c.require(!s.Fork || s.Context == "python", field+".fork", "needs the context python")
 	c.require(userForm.MatchString(s.User), field+".user", "is %q; give a Unix user name such as user, or root", s.User)
 	c.require(path.IsAbs(s.Dir), field+".dir", "is %q; give an absolute path", s.Dir)
 	for name, value := range s.Env {

@@ -117,12 +117,14 @@ type Part struct {
 // Start is a program that stays running in the template and so in every machine made of it. Exactly one of Command
 // and Context is set.
 type Start struct {
-	Name    string            `yaml:"name"`
-	Command string            `yaml:"command"` // shell command: the program itself, not a service in the background
-	Context string            `yaml:"context"` // language of a context for code cells, such as "python"
-	User    string            `yaml:"user"`    // empty: the recipe's
-	Dir     string            `yaml:"dir"`     // empty: the recipe's Workdir
-	Env     map[string]string `yaml:"env"`
+	Name    string `yaml:"name"`
+	Command string `yaml:"command"` // shell command: the program itself, not a service in the background
+	Context string `yaml:"context"` // language of a context for code cells, such as "python"
+	// Fork is true for the process that runs each cell without a context in a copy of itself. Context is python then.
+	Fork bool              `yaml:"fork"`
+	User string            `yaml:"user"` // empty: the recipe's
+	Dir  string            `yaml:"dir"`  // empty: the recipe's Workdir
+	Env  map[string]string `yaml:"env"`
 }
 
 // MaxBytes is the maximum size of a recipe file.

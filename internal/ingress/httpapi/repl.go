@@ -106,12 +106,12 @@ func runInSession(rq *request, cell api.ReplCell) (api.ReplResult, error) {
 		if err != nil {
 			return api.ReplResult{}, replError(err, subject)
 		}
-		return rq.runCell(ctx, box.ID, g, c, cell, subject)
+		run := func(cell repl.Cell, yield func(repl.Event) error) (repl.Outcome, error) {
+			return rq.s.deps.Cells.Run(ctx, string(box.ID), g, c, cell, yield)
+		}
+		return rq.runCell(c.Language, cell, subject, "the context stays", run)
 	})
 }
-
-// closeTimeout bounds the end of a context that only one cell used.
-const closeTimeout = 10 * time.Second
 
 func runOnce(rq *request, req api.ReplOnce) (api.ReplResult, error) {
 	return inGuest(rq, func(ctx context.Context, box api.Sandbox, g guestapi.Guest) (api.ReplResult, error) {
@@ -119,40 +119,28 @@ func runOnce(rq *request, req api.ReplOnce) (api.ReplResult, error) {
 		if err != nil {
 			return api.ReplResult{}, err
 		}
-		c, err := repl.Create(ctx, g, l, box.Workdir, box.User)
-		if err != nil {
-			return api.ReplResult{}, replError(err, "a context for "+string(l))
+		run := func(cell repl.Cell, yield func(repl.Event) error) (repl.Outcome, error) {
+			return rq.s.deps.Cells.Once(ctx, string(box.ID), g, l, box.Workdir, box.User, cell, yield)
 		}
-		defer func() {
-			end, cancel := context.WithTimeoutCause(
-				context.WithoutCancel(ctx),
-				closeTimeout,
-				errors.New("closing took too long"),
-			)
-			defer cancel()
-			_ = repl.Close(end, g, c) // the result of the cell is the response
-		}()
-		return rq.runCell(ctx, box.ID, g, c, req.ReplCell, "cell")
+		return rq.runCell(l, req.ReplCell, "cell", "it has ended", run)
 	})
 }
 
-// runCell runs code and collects its output. subject names the context in errors.
+// runCell runs code by run and collects its output. subject names the context in errors.
 //
-// The error of a cell that ran out of time is timeout, with its output; its context stays.
+// The error of a cell that ran out of time is timeout, with its output; then says what happened to its context.
 func (rq *request) runCell(
-	ctx context.Context,
-	id api.SandboxID,
-	g guestapi.Guest,
-	c repl.Context,
+	l repl.Language,
 	cell api.ReplCell,
-	subject string,
+	subject, then string,
+	run func(repl.Cell, func(repl.Event) error) (repl.Outcome, error),
 ) (api.ReplResult, error) {
 	if err := rq.pay(minOutput, subject); err != nil {
 		return api.ReplResult{}, err
 	}
 	got := collector{memory: rq.memory}
-	got.res = api.ReplResult{Language: string(c.Language), Results: []map[string]string{}}
-	end, err := rq.s.deps.Cells.Run(ctx, string(id), g, c, repl.Cell{
+	got.res = api.ReplResult{Language: string(l), Results: []map[string]string{}}
+	end, err := run(repl.Cell{
 		Code: cell.Code, Env: cell.Env, Timeout: time.Duration(cell.TimeoutMS) * time.Millisecond,
 	}, got.add)
 	res := got.result()
@@ -163,7 +151,7 @@ func (rq *request) runCell(
 	res.ExitCode, res.Exit = end.Code, end.Code
 	if end.Interrupted {
 		seconds := strconv.FormatFloat(float64(cell.TimeoutMS)/1000, 'f', -1, 64)
-		return res, api.Errorf(api.Timeout, "cell timeout after %ss; the context stays", seconds).
+		return res, api.Errorf(api.Timeout, "cell timeout after %ss; %s", seconds, then).
 			With("stdout", res.Stdout).With("stderr", res.Stderr).With("duration_ms", res.DurationMS)
 	}
 	return res, nil

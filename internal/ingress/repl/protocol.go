@@ -22,13 +22,17 @@ type protocol interface {
 
 // newProtocol returns the protocol of a language. memory pays for what it buffers.
 func newProtocol(l Language, memory *budget.Account) protocol {
+	if l == Bash {
+		return &bashProtocol{mark: newCellID(), memory: memory}
+	}
+	return &jsonProtocol{id: newCellID(), memory: memory}
+}
+
+// newCellID returns a random id for the exchange of one cell.
+func newCellID() string {
 	var raw [12]byte
 	rand.Read(raw[:]) // never fails, by its documentation
-	id := hex.EncodeToString(raw[:])
-	if l == Bash {
-		return &bashProtocol{mark: id, memory: memory}
-	}
-	return &jsonProtocol{id: id, memory: memory}
+	return hex.EncodeToString(raw[:])
 }
 
 // maxLine bounds one message of a driver, and so an image or a table in it, in bytes.

@@ -126,6 +126,13 @@ type Cell struct {
 // MaxCode bounds the code of one cell, in bytes.
 const MaxCode = 4 << 20
 
+func (c Cell) validate() error {
+	if len(c.Code) > MaxCode {
+		return fmt.Errorf("%w: code: has %d bytes, at most %d are allowed", guestapi.ErrInvalid, len(c.Code), MaxCode)
+	}
+	return nil
+}
+
 // ErrEnded means that a context does not exist any more.
 //
 // Its program exited, or was killed because it could not be interrupted.
@@ -141,7 +148,7 @@ func contextTag(l Language, id string) string { return tagPrefix + string(l) + "
 
 func contextFromProcess(p guestapi.ProcessInfo) (Context, bool) {
 	rest, ok := strings.CutPrefix(p.Tag, tagPrefix)
-	if !ok || p.Exit != nil {
+	if !ok || p.Exit != nil || strings.HasSuffix(rest, "-"+forkServerID) {
 		return Context{}, false
 	}
 	lang, id, ok := strings.Cut(rest, "-")
@@ -280,6 +287,8 @@ func Close(ctx context.Context, g guestapi.Guest, c Context) error {
 // Runner starts contexts and runs cells, those of one context one after the other. Its zero value is ready to use.
 type Runner struct {
 	MaxContexts int // that a sandbox may have when Create starts one more; 0: unlimited
+
+	environments environments
 
 	mu    sync.Mutex
 	turns map[string]*turn    // guarded by mu
@@ -428,13 +437,8 @@ func (r *Runner) Run(
 	cell Cell,
 	yield func(Event) error,
 ) (Outcome, error) {
-	if len(cell.Code) > MaxCode {
-		return Outcome{}, fmt.Errorf(
-			"%w: code: has %d bytes, at most %d are allowed",
-			guestapi.ErrInvalid,
-			len(cell.Code),
-			MaxCode,
-		)
+	if err := cell.validate(); err != nil {
+		return Outcome{}, err
 	}
 	done, err := r.acquireTurn(ctx, key(sandbox, c))
 	if err != nil {
@@ -450,7 +454,9 @@ func (r *Runner) Run(
 	}
 	defer proc.Close()
 	began := time.Now()
-	e := &execution{guest: g, proc: proc, protocol: newProtocol(c.Language, budget.FromContext(ctx)), yield: yield}
+	memory := budget.FromContext(ctx)
+	e := &execution{guest: g, proc: proc, protocol: newProtocol(c.Language, memory), yield: yield}
+	e.end = e.interrupt
 	if _, err := proc.Write(e.protocol.request(cell)); err != nil {
 		return Outcome{}, fmt.Errorf("%w: %w: %w", ErrEnded, guestapi.ErrNotFound, err)
 	}
@@ -466,12 +472,14 @@ var errCellTimeout = errors.New("the timeout of the cell has passed")
 
 // execution is one cell that a context runs.
 type execution struct {
-	guest       guestapi.Guest
-	proc        guestapi.Process // of the context
-	protocol    protocol
-	yield       func(Event) error
-	driverReady bool // the context's driver has printed something: it is ready for signals
-	code        int  // of the cell, once it has ended
+	guest    guestapi.Guest
+	proc     guestapi.Process // of the context
+	protocol protocol
+	yield    func(Event) error
+	end      func(context.Context) (int, error) // ends the cell and returns its code
+	code     int                                // of the cell, once it has ended
+	// driverReady is whether the context's driver has printed something, and so is ready for signals.
+	driverReady bool
 }
 
 // errStop ends the reading of a context that keeps running.
@@ -510,11 +518,11 @@ func (e *execution) run(ctx context.Context, timeout time.Duration) (Outcome, er
 	case errors.Is(err, ErrEnded):
 		return Outcome{}, fmt.Errorf("%w%s", ErrEnded, e.protocol.lastOutput())
 	case wait.Err() != nil && context.Cause(wait) == errCellTimeout:
-		code, err := e.interrupt(ctx)
+		code, err := e.end(ctx)
 		return Outcome{Code: code, Interrupted: true}, err
 	default:
 		e.yield = func(Event) error { return nil }
-		_, stuck := e.interrupt(ctx)
+		_, stuck := e.end(ctx)
 		return Outcome{Interrupted: true}, errors.Join(failed, err, stuck)
 	}
 }

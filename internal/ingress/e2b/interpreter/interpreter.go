@@ -43,7 +43,6 @@ type Server struct {
 	runner   *repl.Runner
 	memory   *budget.Pool
 	bodies   *lenient.Decoder
-	envs     environments
 }
 
 // New returns a server over the given runner, which other protocols may share.
@@ -277,7 +276,7 @@ func (s *Server) execute(w http.ResponseWriter, r *http.Request, t Target) {
 	cell := repl.Cell{Code: req.Code, Env: req.Env}
 	if c.ID == repl.DefaultID(c.Language) && c.Language != repl.Bash {
 		cell.Owner = t.ID
-		if cell.Defaults, err = s.envs.of(r.Context(), t); err != nil {
+		if cell.Defaults, err = s.runner.Environment(r.Context(), t.ID, t.Guest); err != nil {
 			fail(w, err)
 			return
 		}

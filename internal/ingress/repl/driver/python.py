@@ -1,7 +1,10 @@
 # Runs cells of code for a stateful context. Requests come as lines of JSON on standard input, answers go
 # as lines of JSON to the first standard output; what cells and their children print goes to pipes and
 # comes back as answers too. SIGINT interrupts the cell that runs and nothing else.
-import _signal, ast, asyncio, base64, builtins, codecs, importlib.abc, importlib.machinery, inspect, io, json, linecache, os, re, select, signal, sys, textwrap, threading, traceback
+#
+# With the argument "once" each cell runs in a copy of this process, made by fork, that ends with it. Cells run at the
+# same time, and the request {"id": ..., "kill": true} ends one.
+import _signal, ast, asyncio, base64, builtins, codecs, fcntl, importlib.abc, importlib.machinery, inspect, io, json, linecache, os, re, select, signal, sys, textwrap, threading, traceback
 
 channel = os.fdopen(os.dup(1), "wb", buffering=0)
 requests = os.fdopen(os.dup(0), "rb")
@@ -16,6 +19,7 @@ to_text = json.encoder.encode_basestring_ascii
 from_json = json.JSONDecoder().raw_decode
 what_does = _signal.getsignal  # without the detour of the other module, which makes an enumeration's member of it
 held = []  # answers that go with the next one, in one write
+between = None  # a file whose lock lets one process write; None: there is no other
 
 
 def send(kind, hold=False, **fields):
@@ -33,9 +37,20 @@ def put(text, hold=False):
             return
         data = b"".join(held)
         held.clear()
-        done = channel.write(data)
-        while done < len(data):
-            done += channel.write(memoryview(data)[done:])
+        if between is None:
+            write(data)
+            return
+        fcntl.lockf(between, fcntl.LOCK_EX)
+        try:
+            write(b"\n" + data)  # a process that was killed may have left half a line
+        finally:
+            fcntl.lockf(between, fcntl.LOCK_UN)
+
+
+def write(data):
+    done = channel.write(data)
+    while done < len(data):
+        done += channel.write(memoryview(data)[done:])
 
 
 class Capture:
@@ -483,27 +498,26 @@ def handle(request):
     current["id"] = None
 
 
-signal.signal(signal.SIGINT, interrupt)
-put("{}")  # from here on a signal does not end it: the other side waits for something before it sends one
-out = Capture(1, "stdout")
-err_out = Capture(2, "stderr")
-sys.stdin = open(os.devnull)
-sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)
-sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)
-sys.argv = [""]
-sys.path.insert(0, "")
-driver = os.getpid()
+def capture():
+    """Puts pipes in the places of both outputs."""
+    global out, err_out
+    out = Capture(1, "stdout")
+    err_out = Capture(2, "stderr")
+    sys.stdin = open(os.devnull)
+    sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)
+    sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)
 
 
-def prepare():
-    """Imports what the environment names and walks the way of a cell once, so that the first one finds it gone before."""
-    global count
-    import gc, importlib
+def preload():
+    """Imports what the environment names."""
+    import importlib
     for name in os.environ.pop("PANDASTACK_PRELOAD", "").split():
         importlib.import_module(name)
-    handle({"id": None, "code": "print(end='')\n1+1"})
-    count = 0
-    space.pop("_", None)
+
+
+def prepared():
+    """Tells the template that all is imported, and was run once."""
+    import gc
     linecache.cache.clear()
     gc.collect()
     gc.freeze()
@@ -512,9 +526,126 @@ def prepare():
         open(path, "w").close()
 
 
-if "PANDASTACK_PRELOAD" in os.environ:
-    prepare()
-for line in requests:
-    handle(from_json(line.decode())[0])
-    if os.getpid() != driver:
-        os._exit(0)  # a copy that a cell made by os.fork and that came back must not serve cells too
+FIRST = "print(end='')\n1+1"  # walks the way of a cell, so that the first one of a user finds it gone before
+
+
+def contexts():
+    """Runs cells one after the other."""
+    global count
+    capture()
+    driver = os.getpid()
+    if "PANDASTACK_PRELOAD" in os.environ:
+        preload()
+        handle({"id": None, "code": FIRST})
+        count = 0
+        space.pop("_", None)
+        prepared()
+    for line in requests:
+        handle(from_json(line.decode())[0])
+        if os.getpid() != driver:
+            os._exit(0)  # a copy that a cell made by os.fork and that came back must not serve cells too
+
+
+def alone(request):
+    """Runs a cell in a copy of this process and ends it."""
+    global loop
+    try:
+        os.setsid()
+        requests.close()
+        signal.signal(signal.SIGINT, interrupt)
+        loop = asyncio.new_event_loop()
+        asyncio.set_event_loop(loop)
+        for name, seed in ("random", "seed"), ("numpy.random", "seed"):
+            if name in sys.modules:
+                getattr(sys.modules[name], seed)()
+        capture()
+        handle(request)
+    finally:
+        os._exit(0)
+
+
+AT_ONCE = 64  # cells; others wait
+
+
+def copies():
+    """Runs each cell in a copy of its own."""
+    global between
+    between = os.memfd_create("pandastack-lock")
+    poll = select.poll()
+    poll.register(requests, select.POLLIN)
+    running, waiting = {}, []  # running: by the descriptor of the process, (process, id of the cell)
+
+    def start(request):
+        pid = os.fork()
+        if pid == 0:
+            alone(request)
+        watch = os.pidfd_open(pid)
+        running[watch] = pid, request["id"]
+        poll.register(watch, select.POLLIN)
+
+    def end(watch):
+        """Collects a copy that has exited, and ends what it has left running."""
+        pid, name = running.pop(watch)
+        poll.unregister(watch)
+        os.close(watch)
+        try:
+            os.killpg(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        # Who waits has read the copy's own last answer, unless it was killed or has ended itself.
+        put(to_json({"id": name, "type": "end", "code": code if code >= 0 else 128 - code}))
+
+    def kill(name):
+        for pid, other in running.values():
+            if other == name:
+                try:
+                    os.killpg(pid, signal.SIGKILL)
+                except ProcessLookupError:  # it has not made its group yet
+                    os.kill(pid, signal.SIGKILL)
+                return
+        for n, request in enumerate(waiting):
+            if request["id"] == name:
+                del waiting[n]
+                put(to_json({"id": name, "type": "end", "code": 137}))
+                return
+
+    if "PANDASTACK_PRELOAD" in os.environ:
+        preload()
+        start({"id": "", "code": FIRST})
+        while running:
+            for fd, _ in poll.poll():
+                if fd in running:
+                    end(fd)
+        prepared()
+    rest = b""
+    while True:
+        for fd, _ in poll.poll():
+            if fd in running:
+                end(fd)
+                continue
+            data = os.read(fd, 1 << 16)
+            if not data:
+                return
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                request = from_json(line.decode())[0]
+                if request.get("kill"):
+                    kill(request["id"])
+                else:
+                    waiting.append(request)
+        while waiting and len(running) < AT_ONCE:
+            start(waiting.pop(0))
+
+
+once = sys.argv[1:] == ["once"]
+sys.argv = [""]
+sys.path.insert(0, "")
+if once:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    put("{}")
+    copies()
+else:
+    signal.signal(signal.SIGINT, interrupt)
+    put("{}")  # from here on a signal does not end it: the other side waits for something before it sends one
+    contexts()

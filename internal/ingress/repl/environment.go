@@ -1,4 +1,4 @@
-package interpreter
+package repl
 
 import (
 	"context"
@@ -30,17 +30,18 @@ type environments struct {
 	all map[string]map[string]string // by sandbox; guarded by mu
 }
 
-// of returns the variables of a sandbox, which it asks the guest for once.
-func (e *environments) of(ctx context.Context, t Target) (map[string]string, error) {
+// Environment returns the variables of a sandbox for Cell.Defaults. It asks the guest for them once.
+func (r *Runner) Environment(ctx context.Context, sandbox string, g guestapi.Guest) (map[string]string, error) {
+	e := &r.environments
 	e.mu.Lock()
-	env, ok := e.all[t.ID]
+	env, ok := e.all[sandbox]
 	e.mu.Unlock()
 	if ok {
 		return env, nil
 	}
 	spec := guestapi.ProcessSpec{Argv: []string{"env", "-0"}, Timeout: environmentTimeout}
 	limit := guestexec.Limit{Bytes: maxEnvironment}
-	res, err := guestexec.Run(ctx, t.Guest, guestexec.Command{Spec: spec}, guestexec.Limits{Stdout: limit})
+	res, err := guestexec.Run(ctx, g, guestexec.Command{Spec: spec}, guestexec.Limits{Stdout: limit})
 	if err != nil {
 		return nil, fmt.Errorf("read the variables of the sandbox: %w", err)
 	}
@@ -56,7 +57,7 @@ func (e *environments) of(ctx context.Context, t Target) (map[string]string, err
 			break
 		}
 	}
-	e.all[t.ID] = env
+	e.all[sandbox] = env
 	return env, nil
 }
 

@@ -1,4 +1,0 @@
-package interpreter
-
-// ParseEnvironment is for tests.
-var ParseEnvironment = parseEnvironment
