@@ -64,12 +64,17 @@ func (n *node) appSuffix() string {
 	if s := n.Config.Apps.Suffix; s != "" {
 		return s
 	}
+	return n.below("app")
+}
+
+// below returns a domain below the host of the public URL, or localhost if that has no name.
+func (n *node) below(label string) string {
 	if u, err := url.Parse(n.Config.PublicURL); err == nil && u.Hostname() != "" {
 		if _, err := netip.ParseAddr(u.Hostname()); err != nil { // no name is below an address
-			return "app." + u.Hostname()
+			return label + "." + u.Hostname()
 		}
 	}
-	return "app.localhost"
+	return label + ".localhost"
 }
 
 // apps creates the service for apps.

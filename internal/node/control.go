@@ -103,9 +103,13 @@ func (n *node) control(
 	if err != nil {
 		return nil, nil, "", err
 	}
+	called, err := n.functions(ctx, functionDeps{db, boxes, templates, quotas})
+	if err != nil {
+		return nil, nil, "", err
+	}
 	all := &services{
 		boxes, volumes, templates, builds, workspaces, workspace.Keys{Keys: core.keys, Quotas: quotas}, previews,
-		log, past, dbs, served, schedules, core.registry, secret,
+		log, past, dbs, served, called, schedules, core.registry, secret,
 	}
 	handler, err = n.handler(ctx, all)
 	if err != nil {
@@ -121,6 +125,7 @@ func (n *node) control(
 	}
 	dbs.run(ctx, n)
 	all.apps.run(ctx, n)
+	all.functions.run(ctx, n)
 	return handler, dbs.edge, first, nil
 }
 
@@ -270,6 +275,7 @@ type services struct {
 	history    *metricshistory.History
 	databases  databases
 	apps       apps
+	functions  functions
 	schedules  *schedule.Service
 	registry   *prometheus.Registry
 	secret     []byte

@@ -6,8 +6,8 @@ import (
 	"time"
 
 	"github.com/pandastack/pandastack/api"
-	"github.com/pandastack/pandastack/internal/contract/fnruntime"
 	"github.com/pandastack/pandastack/internal/control/auth"
+	"github.com/pandastack/pandastack/internal/control/function/program"
 	"github.com/pandastack/pandastack/internal/control/store/functionstore"
 )
 
@@ -51,7 +51,7 @@ type Outcome struct {
 	Status  api.RunStatus // success, error or timeout
 	Result  json.RawMessage
 	Failure *api.FunctionError // of those that did not succeed
-	Summary fnruntime.Summary
+	Summary program.Summary
 	Sandbox api.SandboxID
 	Cold    bool          // the machine was restored for it
 	Began   time.Time     // when the machine had the call

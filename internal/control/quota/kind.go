@@ -7,6 +7,7 @@ import (
 
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/control/store"
+	"github.com/pandastack/pandastack/internal/control/store/functionstore"
 	"github.com/pandastack/pandastack/internal/lib/config"
 )
 
@@ -31,6 +32,7 @@ const (
 	Databases    Kind = "databases"
 	Apps         Kind = "apps"
 	Schedules    Kind = "schedules"
+	Functions    Kind = "functions"
 	EgressRate   Kind = "egress_mbit"
 	Connections  Kind = "connections"
 	ConnectRate  Kind = "new_connections_per_s"
@@ -77,6 +79,7 @@ var kinds = []kindInfo{
 	{Databases, "", 1, "delete databases", "Databases.", countDatabases},
 	{Apps, "", 1, "delete apps", "Apps, with their previews.", countApps},
 	{Schedules, "", 1, "delete schedules", "Schedules.", countSchedules},
+	{Functions, "", 1, "delete functions", "Functions.", countFunctions},
 	{EgressRate, "Mbit/s", 1, "", "What each sandbox may send.", nil},
 	{Connections, "", 1, "", "Connections that each sandbox may have opened at once.", nil},
 	{ConnectRate, "per second", 1, "", "Connections that each sandbox may open.", nil},
@@ -182,6 +185,10 @@ func countSchedules(ctx context.Context, tx *store.Tx, workspace string) (int64,
 	return tx.CountSchedules(ctx, workspace)
 }
 
+func countFunctions(ctx context.Context, tx *store.Tx, workspace string) (int64, error) {
+	return functionstore.In(tx).Count(ctx, workspace)
+}
+
 // infoOf returns the line of a kind.
 func infoOf(kind Kind) (kindInfo, bool) {
 	for _, info := range kinds {
@@ -209,8 +216,8 @@ func Defaults(set config.Quota) map[Kind]int64 {
 		Snapshots: int64(set.Snapshots), SnapshotSize: int64(set.SnapshotMiB),
 		Volumes: int64(set.Volumes), VolumeSize: int64(set.VolumeMiB), VolumeSnaps: int64(set.VolumeSnapshots),
 		Databases: int64(set.Databases), Apps: int64(set.Apps),
-		Schedules: int64(set.Schedules),
-		Uploads:   int64(set.UploadMiB), Templates: int64(set.Templates), Builds: int64(set.Builds),
+		Schedules: int64(set.Schedules), Functions: int64(set.Functions),
+		Uploads: int64(set.UploadMiB), Templates: int64(set.Templates), Builds: int64(set.Builds),
 		EgressRate: int64(set.EgressMbit), Connections: int64(set.Connections), ConnectRate: int64(set.NewConnections),
 	}
 }

@@ -42,6 +42,7 @@ type Node struct {
 	Databases   Databases   `yaml:"databases"`
 	Apps        Apps        `yaml:"apps"`
 	Schedules   Schedules   `yaml:"schedules"`
+	Functions   Functions   `yaml:"functions"`
 	ACME        ACME        `yaml:"acme"`
 	ObjectStore ObjectStore `yaml:"object_store"`
 	Templates   Templates   `yaml:"templates"`
@@ -263,6 +264,7 @@ type Quota struct {
 	Databases       int `yaml:"databases" default:"100"`
 	Apps            int `yaml:"apps" default:"200"`
 	Schedules       int `yaml:"schedules" default:"1000"`
+	Functions       int `yaml:"functions" default:"200"`
 
 	EgressMbit int `yaml:"egress_mbit" default:"0"`
 
@@ -299,6 +301,16 @@ func (b Build) Registries() []string { return list(b.InsecureRegistries) }
 
 // Allowed parses AllowNetworks.
 func (b Build) Allowed() ([]netip.Prefix, error) { return networks(b.AllowNetworks) }
+
+// Functions configures functions.
+type Functions struct {
+	Suffix       string        `yaml:"suffix" default:""`
+	Template     string        `yaml:"template" default:"code-interpreter"`
+	Concurrency  int           `yaml:"concurrency" default:"64"`
+	Wait         time.Duration `yaml:"wait" default:"10s"`
+	Builds       int           `yaml:"builds" default:"2"`
+	BuildTimeout time.Duration `yaml:"build_timeout" default:"15m"`
+}
 
 // Schedules configures the runs of schedules.
 type Schedules struct {

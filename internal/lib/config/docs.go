@@ -172,6 +172,14 @@ var settingDocs = map[string]string{
 	"schedules.per_workspace": "Runs of schedules of one workspace at a time.",
 	"schedules.allow_networks": "Networks in CIDR notation, separated by commas, that requests of schedules may " +
 		"reach although they are not public, such as 10.1.0.0/16.",
+	"functions.suffix": "Domain of the host names of functions, fn-<id>.<suffix>; a wildcard record must lead to the " +
+		"node. Empty is fn. and the host of public_url, or fn.localhost.",
+	"functions.template": "Template of functions whose creators name none.",
+	"functions.concurrency": "Invocations of functions that are under way at once; others wait for their turn, which " +
+		"workspaces take fairly.",
+	"functions.wait":           "Time that an invocation waits for its turn before it is refused with the status 429.",
+	"functions.builds":         "Versions of functions that are built at once.",
+	"functions.build_timeout":  "Time limit of the build of a version of a function.",
 	"databases.rehearsal_hour": "Hour of the day, UTC, of the nightly rehearsal of a restore, 0 to 23.",
 	"databases.replica_lag": "Read replicas that are further behind their primary get no new connections; at " +
 		"least 1s.",
@@ -229,6 +237,8 @@ var settingDocs = map[string]string{
 	"quota.apps": "Apps that a workspace may have; 0 is unlimited. " +
 		"Their machines and snapshots also count as those.",
 	"quota.schedules": "Schedules that a workspace may have; 0 is unlimited.",
+	"quota.functions": "Functions that a workspace may have; 0 is unlimited. " +
+		"Their machines and snapshots also count as those.",
 	"quota.egress_mbit": "Mbit a second that each sandbox of a workspace may send, unless limits.network_out_mbit is " +
 		"lower; 0 is unlimited.",
 	"quota.connections": "Connections that each sandbox of a workspace may have opened at once, unless " +

@@ -382,6 +382,10 @@ func (n *Node) validateNetwork(bad func(string, string, ...any), atLeast func(st
 		bad("schedules.parallel", "%d, with schedules.per_workspace %d: use at least 1", n.Schedules.Parallel,
 			n.Schedules.PerWorkspace)
 	}
+	if n.Functions.Concurrency < 1 || n.Functions.Builds < 1 {
+		bad("functions.concurrency", "%d, with functions.builds %d: use at least 1", n.Functions.Concurrency,
+			n.Functions.Builds)
+	}
 	if _, err := n.Build.Allowed(); err != nil {
 		bad("build.allow_networks", "%v", err)
 	}

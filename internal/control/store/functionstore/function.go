@@ -279,10 +279,16 @@ func (t Tx) Machines(ctx context.Context, function string) ([]Machine, error) {
 	return rows, err
 }
 
-// UpdateMachine writes columns of a row that is in state was; ErrNotFound if it is not.
-func (t Tx) UpdateMachine(ctx context.Context, m *Machine, was string, columns ...string) error {
-	res, err := t.db.NewUpdate().Model(m).WherePK().Where("state = ?", was).Column(columns...).Exec(ctx)
+// PutMachineState writes the sandbox and the state of a row; ErrNotFound if there is none.
+func (t Tx) PutMachineState(ctx context.Context, m *Machine) error {
+	res, err := t.db.NewUpdate().Model(m).WherePK().Column("sandbox", "state").Exec(ctx)
 	return store.Changed(res, err, "machine", m.ID)
+}
+
+// TouchMachines writes when a process has last used its machines.
+func (t Tx) TouchMachines(ctx context.Context, instance string, at int64) error {
+	_, err := t.db.NewUpdate().Model((*Machine)(nil)).Set("used = ?", at).Where("instance = ?", instance).Exec(ctx)
+	return err
 }
 
 // DeleteMachine removes a row. A missing row is no error.

@@ -2,6 +2,7 @@ package functionstore
 
 import (
 	"context"
+	"math"
 
 	"github.com/uptrace/bun"
 
@@ -84,8 +85,10 @@ type RunQuery struct {
 	Function string
 	Schedule string
 	States   []string
-	Since    int64 // created at or after it
-	Before   int64 // created before it
+	Since    int64  // created at or after it
+	Before   int64  // created before it,
+	BeforeID string // or at it with a smaller id
+	Version  int64
 	Limit    int
 }
 
@@ -106,7 +109,10 @@ func (t Tx) Runs(ctx context.Context, q RunQuery) ([]Run, error) {
 		s = s.Where("created >= ?", q.Since)
 	}
 	if q.Before > 0 {
-		s = s.Where("created < ?", q.Before)
+		s = s.Where("created < ? OR created = ? AND id < ?", q.Before, q.Before, q.BeforeID)
+	}
+	if q.Version > 0 {
+		s = s.Where("version = ?", q.Version)
 	}
 	if q.Limit > 0 {
 		s = s.Limit(int64(q.Limit))
@@ -135,4 +141,27 @@ func (t Tx) Figures(ctx context.Context, function string, since int64, limit int
 		Where("function = ?", function).Where("created >= ?", since).Where("ended > 0").
 		OrderBy("created", bun.OrderDesc).Limit(int64(limit)).Scan(ctx, &rows)
 	return rows, err
+}
+
+// EndedRuns reads the runs of a function that have ended at or after a time, the last first.
+func (t Tx) EndedRuns(ctx context.Context, function string, since int64, limit int) ([]Run, error) {
+	rows := []Run{}
+	err := t.db.NewSelect().Model(&rows).Where("function = ?", function).Where("ended > 0").
+		Where("ended >= ?", since).OrderBy("ended", bun.OrderDesc).OrderBy("id", bun.OrderDesc).
+		Limit(int64(limit)).Scan(ctx)
+	return openedList[Run](t, rows, err)
+}
+
+// SynchronousRuns reads the runs under way whose lease has no end, as callers wait for them.
+func (t Tx) SynchronousRuns(ctx context.Context) ([]Run, error) {
+	rows := []Run{}
+	err := t.db.NewSelect().Model(&rows).Where("state = ?", store.RunRunning).
+		Where("lease = ?", int64(math.MaxInt64)).Scan(ctx)
+	return openedList[Run](t, rows, err)
+}
+
+// DeleteRun removes a row. A missing row is no error.
+func (t Tx) DeleteRun(ctx context.Context, id string) error {
+	_, err := t.db.NewDelete().Model((*Run)(nil)).Where("id = ?", id).Exec(ctx)
+	return err
 }
