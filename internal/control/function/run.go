@@ -86,6 +86,9 @@ func (s *Service) Runs(ctx context.Context, p auth.Principal, fn string, f api.R
 	if f.Status != "" {
 		q.States = []string{string(f.Status)}
 	}
+	if f.Status == api.RunQueued {
+		q.States = append(q.States, functionstore.RunHeld)
+	}
 	if f.Before != "" {
 		before, err := s.run(ctx, row.ID, f.Before)
 		if err != nil {
