@@ -41,6 +41,8 @@ type Client struct {
 	Databases *Databases
 	Apps      *Apps
 	Schedules *Schedules
+	Functions *Functions
+	Queues    *Queues
 	Templates *Templates
 	Tokens    *Tokens
 	Audit     *Audit
@@ -82,7 +84,7 @@ func New(baseURL, key string, opts ...Option) (*Client, error) {
 	c.Sandboxes, c.Files, c.Snapshots = &Sandboxes{c}, &Files{c}, &Snapshots{c}
 	c.Templates, c.Tokens, c.Workspaces = &Templates{c}, &Tokens{c}, &Workspaces{c}
 	c.Audit, c.Volumes, c.Databases, c.Apps = &Audit{c}, &Volumes{c}, &Databases{c}, &Apps{c}
-	c.Schedules = &Schedules{c}
+	c.Schedules, c.Functions, c.Queues = &Schedules{c}, &Functions{c}, &Queues{c}
 	return c, nil
 }
 

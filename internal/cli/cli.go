@@ -22,6 +22,7 @@ import (
 	apps "github.com/pandastack/pandastack/internal/cli/app"
 	"github.com/pandastack/pandastack/internal/cli/cmdutil"
 	"github.com/pandastack/pandastack/internal/cli/database"
+	"github.com/pandastack/pandastack/internal/cli/function"
 	"github.com/pandastack/pandastack/internal/cli/schedule"
 	"github.com/pandastack/pandastack/internal/cli/service"
 	"github.com/pandastack/pandastack/internal/cli/volume"
@@ -176,7 +177,7 @@ func (a *app) root() *cobra.Command {
 	add("use", a.sandbox(), a.template(), a.snapshot(), volume.Command(a.Factory), database.Command(a.Factory),
 		schedule.Command(a.Factory))
 	add("use", a.keys(), a.workspaces(), a.audit(), a.me())
-	add("apps", apps.Deploy(a.Factory), apps.Command(a.Factory))
+	add("apps", apps.Deploy(a.Factory), apps.Command(a.Factory), function.Command(a.Factory))
 	add("measure", a.demo(), a.bench(), a.conformance())
 	return root
 }
