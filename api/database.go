@@ -116,9 +116,12 @@ type Database struct {
 	ConnectionURL string `json:"connection_url,omitempty"`
 	PoolerURL     string `json:"pooler_url,omitempty" doc:"Through its connection pooler in transaction mode."`
 	ReadOnlyURL   string `json:"read_only_url,omitempty" doc:"Of its read replicas."`
-	BrokerPort    int    `json:"broker_port,omitempty"`
-	BrokerToken   string `json:"broker_token,omitempty" doc:"Of queries over HTTP."`
-	BrokerURL     string `json:"broker_url,omitempty"`
+
+	ReadOnlyPoolerURL string `json:"read_only_pooler_url,omitempty" doc:"Of the connection poolers of its read replicas."`
+
+	BrokerPort  int    `json:"broker_port,omitempty"`
+	BrokerToken string `json:"broker_token,omitempty" doc:"Of queries over HTTP."`
+	BrokerURL   string `json:"broker_url,omitempty"`
 
 	FailoverAvailable  bool   `json:"failover_available"`
 	FailoverReason     string `json:"failover_reason,omitempty" doc:"Why there is no failover."`
@@ -345,8 +348,11 @@ type DatabaseConnection struct {
 	ConnectionURL string `json:"connection_url"`
 	PoolerURL     string `json:"pooler_url"`
 	ReadOnlyURL   string `json:"read_only_url,omitempty" doc:"Of its read replicas, if it has any."`
-	BrokerURL     string `json:"broker_url"`
-	BrokerToken   string `json:"broker_token"`
+
+	ReadOnlyPoolerURL string `json:"read_only_pooler_url,omitempty" doc:"Of the connection poolers of its read replicas."`
+
+	BrokerURL   string `json:"broker_url"`
+	BrokerToken string `json:"broker_token"`
 }
 
 // DatabaseAccepted says that something was begun with a database.

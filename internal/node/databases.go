@@ -198,14 +198,20 @@ func (e endpoint) Dial(ctx context.Context, target pgedge.Target) (net.Conn, err
 	case pgedge.Pooler:
 		return e.Endpoint.Dial(ctx, server.PoolerPort)
 	case pgedge.ReadOnly:
-		c, err := e.DialReplica(ctx, server.Port)
-		if errors.Is(err, replica.ErrNone) {
-			err = pgedge.ErrNoTarget
-		}
-		return c, err
+		return e.dialReplica(ctx, server.Port)
+	case pgedge.ReadOnlyPooler:
+		return e.dialReplica(ctx, server.PoolerPort)
 	default:
 		return nil, pgedge.ErrNoTarget
 	}
+}
+
+func (e endpoint) dialReplica(ctx context.Context, port uint16) (net.Conn, error) {
+	c, err := e.DialReplica(ctx, port)
+	if errors.Is(err, replica.ErrNone) {
+		err = pgedge.ErrNoTarget
+	}
+	return c, err
 }
 
 func (e endpoint) BrokerLogin(_ context.Context, token string) (pghttp.BrokerLogin, error) {

@@ -87,6 +87,13 @@ func TestDatabaseReplica(t *testing.T) {
 		t.Errorf("a write to a replica: %v, want error 25006", err)
 	}
 
+	pooled := c.connect(d.ReadOnlyPoolerURL)
+	c.has(pooled, "one", "two")
+	if _, err := pooled.Exec(t.Context(), "INSERT INTO t VALUES ('three')"); err == nil {
+		t.Error("a write through the pooler of a replica succeeded")
+	}
+	_ = pooled.Close(t.Context())
+
 	c.call("POST", path+"/suspend", nil, &d, http.StatusOK)
 	began = time.Now()
 	ro = c.connect(readOnly)

@@ -160,7 +160,8 @@ func facts(db api.Database) []cmdutil.Fact {
 	}
 	if db.Replicas > 0 {
 		all = append(all, cmdutil.Fact{"read replicas", fmt.Sprint(db.Replicas)},
-			cmdutil.Fact{"url of the read replicas", db.ReadOnlyURL})
+			cmdutil.Fact{"url of the read replicas", db.ReadOnlyURL},
+			cmdutil.Fact{"url through their poolers", db.ReadOnlyPoolerURL})
 	}
 	for i, r := range db.ReplicaStates {
 		all = append(all, cmdutil.Fact{fmt.Sprintf("read replica %d", i+1), replica(r)})
@@ -198,6 +199,7 @@ func connect(f *cmdutil.Factory) *cobra.Command {
 				{"url", conn.ConnectionURL},
 				{"url through the pooler", conn.PoolerURL},
 				{"url of the read replicas", conn.ReadOnlyURL},
+				{"url through their poolers", conn.ReadOnlyPoolerURL},
 				{"query broker", conn.BrokerURL},
 				{"broker token", conn.BrokerToken},
 			})

@@ -184,9 +184,13 @@ func TestReplicas(t *testing.T) {
 	if !strings.Contains(d.ReadOnlyURL, string(d.ID)+"-ro.db.example.com") {
 		t.Errorf("read-only URL %q", d.ReadOnlyURL)
 	}
+	if c, err := w.Connection(ctx, alice, d.ID); err != nil || c.ReadOnlyPoolerURL != d.ReadOnlyPoolerURL ||
+		!strings.Contains(d.ReadOnlyPoolerURL, string(d.ID)+"-ro-pooler.db.example.com") {
+		t.Errorf("URL of the pooler %q and %q, %v", d.ReadOnlyPoolerURL, c.ReadOnlyPoolerURL, err)
+	}
 	all, err := w.List(ctx, alice)
 	w.must(err)
-	if all[0].ReadOnlyURL != "" {
+	if all[0].ReadOnlyURL+all[0].ReadOnlyPoolerURL != "" {
 		t.Error("a list has a URL with a password")
 	}
 	branch, err := w.Clone(ctx, alice, d.ID, api.CloneDatabaseRequest{})

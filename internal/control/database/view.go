@@ -37,7 +37,7 @@ func (s *Service) List(ctx context.Context, p auth.Principal) ([]api.Database, e
 			return nil, api.AsError(err)
 		}
 		out.Password, out.ConnectionURL, out.PoolerURL, out.BrokerToken = "", "", "", ""
-		out.ReadOnlyURL = ""
+		out.ReadOnlyURL, out.ReadOnlyPoolerURL = "", ""
 		all = append(all, out)
 	}
 	return all, nil
@@ -71,6 +71,7 @@ func (s *Service) Connection(
 	}
 	if row.Replicas > 0 {
 		out.ReadOnlyURL = s.connectionURL(&row, "-ro")
+		out.ReadOnlyPoolerURL = s.connectionURL(&row, "-ro-pooler")
 	}
 	return out, nil
 }
@@ -147,6 +148,7 @@ func (s *Service) viewReady(ctx context.Context, row *store.Database, out *api.D
 	s.viewConnection(row, out)
 	if row.Replicas > 0 {
 		out.ReadOnlyURL = s.connectionURL(row, "-ro")
+		out.ReadOnlyPoolerURL = s.connectionURL(row, "-ro-pooler")
 	}
 	return s.replicas.View(ctx, row, out)
 }

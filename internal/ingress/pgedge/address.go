@@ -8,8 +8,9 @@ import (
 
 // Suffixes of the names of an endpoint's further servers.
 const (
-	poolerSuffix   = "-pooler"
-	readOnlySuffix = "-ro"
+	readOnlyPoolerSuffix = "-ro-pooler"
+	poolerSuffix         = "-pooler"
+	readOnlySuffix       = "-ro"
 )
 
 const maxLabel = 63 // of DNS
@@ -43,7 +44,9 @@ func parseLabel(label string) (Address, bool) {
 		}
 	}
 	a := Address{Endpoint: label}
-	if id, ok := strings.CutSuffix(label, poolerSuffix); ok {
+	if id, ok := strings.CutSuffix(label, readOnlyPoolerSuffix); ok {
+		a = Address{Endpoint: id, Target: ReadOnlyPooler}
+	} else if id, ok := strings.CutSuffix(label, poolerSuffix); ok {
 		a = Address{Endpoint: id, Target: Pooler}
 	} else if id, ok := strings.CutSuffix(label, readOnlySuffix); ok {
 		a = Address{Endpoint: id, Target: ReadOnly}

@@ -13,9 +13,10 @@ type Target int
 
 // The targets, by the suffix of the endpoint's name.
 const (
-	Direct   Target = iota // <id>: the database
-	Pooler                 // <id>-pooler: its connection pooler
-	ReadOnly               // <id>-ro: one of its read replicas
+	Direct         Target = iota // <id>: the database
+	Pooler                       // <id>-pooler: its connection pooler
+	ReadOnly                     // <id>-ro: one of its read replicas
+	ReadOnlyPooler               // <id>-ro-pooler: the connection pooler of one of its read replicas
 )
 
 // String returns the target's name for logs.
@@ -25,6 +26,8 @@ func (t Target) String() string {
 		return "pooler"
 	case ReadOnly:
 		return "read-only"
+	case ReadOnlyPooler:
+		return "read-only pooler"
 	default:
 		return "direct"
 	}

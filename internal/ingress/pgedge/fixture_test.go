@@ -150,7 +150,7 @@ func (d *database) Acquire(ctx context.Context) (func(), error) {
 }
 
 func (d *database) Dial(ctx context.Context, target pgedge.Target) (net.Conn, error) {
-	if target == pgedge.ReadOnly {
+	if target == pgedge.ReadOnly || target == pgedge.ReadOnlyPooler {
 		return nil, pgedge.ErrNoTarget
 	}
 	return (&net.Dialer{}).DialContext(ctx, "tcp", d.listener.Addr().String())

@@ -21,6 +21,8 @@ func TestParseHost(t *testing.T) {
 		{host: "DB1.Db.Test.", want: Address{Endpoint: "db1"}, ok: true},
 		{host: "db1-pooler.db.test", want: Address{Endpoint: "db1", Target: Pooler}, ok: true},
 		{host: "db1-ro.db.test", want: Address{Endpoint: "db1", Target: ReadOnly}, ok: true},
+		{host: "db1-RO-pooler.db.test", want: Address{Endpoint: "db1", Target: ReadOnlyPooler}, ok: true},
+		{host: "-ro-pooler.db.test"},
 		{host: "db.test"},
 		{host: ".db.test"},
 		{host: "a.b.db.test"},

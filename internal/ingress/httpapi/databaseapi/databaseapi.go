@@ -126,7 +126,8 @@ func refusal(c Caller, err error) error {
 }
 
 func withoutCredentials(d api.Database) api.Database {
-	d.Password, d.ConnectionURL, d.PoolerURL, d.ReadOnlyURL, d.BrokerToken = "", "", "", "", ""
+	d.Password, d.ConnectionURL, d.PoolerURL, d.BrokerToken = "", "", "", ""
+	d.ReadOnlyURL, d.ReadOnlyPoolerURL = "", ""
 	return d
 }
 
