@@ -117,7 +117,7 @@ type Database struct {
 	PoolerURL     string `json:"pooler_url,omitempty" doc:"Through its connection pooler in transaction mode."`
 	ReadOnlyURL   string `json:"read_only_url,omitempty" doc:"Of its read replicas."`
 
-	ReadOnlyPoolerURL string `json:"read_only_pooler_url,omitempty" doc:"Of the connection poolers of its read replicas."`
+	ReadOnlyPoolerURL string `json:"read_only_pooler_url,omitempty" doc:"Of the poolers of its read replicas."`
 
 	BrokerPort  int    `json:"broker_port,omitempty"`
 	BrokerToken string `json:"broker_token,omitempty" doc:"Of queries over HTTP."`
@@ -349,7 +349,7 @@ type DatabaseConnection struct {
 	PoolerURL     string `json:"pooler_url"`
 	ReadOnlyURL   string `json:"read_only_url,omitempty" doc:"Of its read replicas, if it has any."`
 
-	ReadOnlyPoolerURL string `json:"read_only_pooler_url,omitempty" doc:"Of the connection poolers of its read replicas."`
+	ReadOnlyPoolerURL string `json:"read_only_pooler_url,omitempty" doc:"Of the poolers of its read replicas."`
 
 	BrokerURL   string `json:"broker_url"`
 	BrokerToken string `json:"broker_token"`

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -18,8 +19,17 @@ import (
 
 const databaseTemplate = "postgres-16"
 
-// databaseLimit bounds each step with a database.
-const databaseLimit = 3 * time.Minute
+// Limits of each step with a database, and of those that may take longer.
+const (
+	databaseLimit     = 3 * time.Minute
+	databaseLongLimit = 10 * time.Minute
+)
+
+// A branch of the past is of pastMiB and may take pastLimit ms; one of what a database has now is of branchMiB more.
+const (
+	pastMiB, branchMiB = 100, 1<<10 - pastMiB
+	pastLimit          = 60_000
+)
 
 // database measures databases, whose edge is reached at the host of the API.
 func (r *run) database(ctx context.Context) (err error) {
@@ -30,12 +40,12 @@ func (r *run) database(ctx context.Context) (err error) {
 	defer func() {
 		end, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanup)
 		defer cancel()
-		for _, id := range made {
+		for _, id := range slices.Backward(made) { // branches before their database
 			err = errors.Join(err, r.cl.Databases.Delete(end, id))
 		}
 	}()
 	first := func(s *Series, begin func(context.Context) (api.Database, error), measured bool) (api.Database, error) {
-		ctx, cancel := context.WithTimeout(ctx, databaseLimit)
+		ctx, cancel := context.WithTimeout(ctx, databaseLongLimit)
 		defer cancel()
 		began := time.Now()
 		d, err := begin(ctx)
@@ -67,7 +77,35 @@ func (r *run) database(ctx context.Context) (err error) {
 			made = made[:len(made)-1]
 		}
 	}
-	branch := r.series("database_branch", "branch of a database to its first query", &Target{P50: 800})
+	if err := r.databaseWakes(ctx, d); err != nil {
+		return err
+	}
+	if err := r.databaseQueries(ctx, d); err != nil {
+		return err
+	}
+	if d, err = r.databaseWhen(ctx, d.ID, func(d api.Database) bool { return d.FailoverAvailable }); err != nil {
+		return err // without a base backup there is no past
+	}
+	past := r.series("database_past", "branch of a past moment of a database of 100 MiB to its first query",
+		&Target{P50: pastLimit})
+	moment, err := r.databaseFill(ctx, d, pastMiB)
+	if err != nil {
+		return err
+	}
+	for range r.times(3) {
+		_, err := first(past, func(ctx context.Context) (api.Database, error) {
+			return r.cl.Databases.Clone(ctx, d.ID, api.CloneDatabaseRequest{TargetTime: &moment})
+		}, true)
+		if err != nil {
+			return err
+		}
+	}
+	branch := r.series("database_branch", "branch of a database of 1 GiB to its first query", &Target{P50: 800})
+	mib := min(branchMiB, r.times(branchMiB))
+	if _, err := r.databaseFill(ctx, d, mib); err != nil {
+		return err
+	}
+	branch.Note = fmt.Sprintf("%d MiB", mib+pastMiB)
 	for range r.times(5) {
 		_, err := first(branch, func(ctx context.Context) (api.Database, error) {
 			return r.cl.Databases.Clone(ctx, d.ID, api.CloneDatabaseRequest{})
@@ -76,10 +114,32 @@ func (r *run) database(ctx context.Context) (err error) {
 			return err
 		}
 	}
-	if err := r.databaseWakes(ctx, d); err != nil {
-		return err
+	return nil
+}
+
+// databaseFill adds rows to a database, and returns a moment after them, before which everything that came earlier
+// committed and nothing that comes later.
+func (r *run) databaseFill(ctx context.Context, d api.Database, mib int) (moment time.Time, err error) {
+	conn, err := r.databaseSession(ctx, d)
+	if err != nil {
+		return moment, err
 	}
-	return r.databaseQueries(ctx, d)
+	defer conn.Close(context.WithoutCancel(ctx)) //nolint:errcheck // nothing is lost with the session
+	if _, err := conn.Exec(ctx, "create table if not exists filler (n bigint, v text)"); err != nil {
+		return moment, err
+	}
+	const rows = 1024 // of a MiB
+	for range mib {
+		sql := "insert into filler select n, repeat(md5(n::text), 30) from generate_series(1, $1::int) n"
+		if _, err := conn.Exec(ctx, sql, rows); err != nil {
+			return moment, err
+		}
+	}
+	err = conn.QueryRow(ctx, "select date_trunc('second', clock_timestamp()) + '1 second'").Scan(&moment)
+	if err == nil {
+		_, err = conn.Exec(ctx, "select pg_sleep_until($1::timestamptz + '1 millisecond')", moment)
+	}
+	return moment, err
 }
 
 // databaseWakes measures connections to a database that sleeps.
@@ -122,10 +182,17 @@ func (r *run) databaseQueries(ctx context.Context, d api.Database) error {
 
 // databaseRuns waits until a database runs.
 func (r *run) databaseRuns(ctx context.Context, id api.DatabaseID) (api.Database, error) {
+	return r.databaseWhen(ctx, id, func(d api.Database) bool { return d.Status == api.DatabaseRunning })
+}
+
+// databaseWhen waits until ok accepts a database.
+func (r *run) databaseWhen(ctx context.Context, id api.DatabaseID, ok func(api.Database) bool) (api.Database, error) {
+	ctx, cancel := context.WithTimeout(ctx, databaseLongLimit)
+	defer cancel()
 	for {
 		d, err := r.cl.Databases.Get(ctx, id)
 		switch {
-		case err != nil || d.Status == api.DatabaseRunning:
+		case err != nil || ok(d):
 			return d, err
 		case d.Status == api.DatabaseFailed:
 			return d, fmt.Errorf("database %s failed: %s", id, d.Error)
