@@ -15,7 +15,8 @@ import (
 func TestVolumes(t *testing.T) {
 	f := &fleet{store: blobtest.NewFaulty(blobtest.NewMemory(), nil)}
 	volumetest.Run(t, func(t *testing.T) volumetest.Lab {
-		return volumetest.Lab{Host: f.host(t, 1).host, Template: "base", Objects: true}
+		return volumetest.Lab{Host: f.host(t, 1).host, Template: "base", Objects: true,
+			Disk: hostapi.DataDisk{Name: "data", SizeMiB: 1, Mount: "/data"}}
 	})
 }
 

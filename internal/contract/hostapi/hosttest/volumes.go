@@ -131,7 +131,7 @@ func (h *Host) volumeSource(req hostapi.CreateVolume) (map[string]file, int, err
 			return nil, 0, fmt.Errorf("machine %s: %w", req.Machine, hostapi.ErrNotFound)
 		}
 		at, ok := m.attachment(req.From)
-		if !ok {
+		if !ok || !at.Private {
 			return nil, 0, fmt.Errorf("volume %s of machine %s: %w", req.From, m.ID, hostapi.ErrNotFound)
 		}
 		return m.state.below(at.Mount), at.SizeMiB, nil

@@ -3,6 +3,7 @@ package hosttest_test
 import (
 	"testing"
 
+	"github.com/pandastack/pandastack/internal/contract/hostapi"
 	"github.com/pandastack/pandastack/internal/contract/hostapi/hosttest"
 	"github.com/pandastack/pandastack/internal/contract/hostapi/volumetest"
 )
@@ -12,6 +13,9 @@ func TestVolumes(t *testing.T) {
 		h := hosttest.New()
 		t.Cleanup(h.Close)
 		hosttest.ShareObjects(h)
-		return volumetest.Lab{Host: h, Template: "base", Guest: h.Guest, Objects: true}
+		disk := hostapi.DataDisk{Name: "data", SizeMiB: 64, Mount: "/data"}
+		h.AddTemplate(hostapi.Template{Name: "base", VCPUs: 1, MemoryMiB: 256, DiskMiB: 1024, Baked: true,
+			Disks: []hostapi.DataDisk{disk}})
+		return volumetest.Lab{Host: h, Template: "base", Disk: disk, Guest: h.Guest, Objects: true}
 	})
 }

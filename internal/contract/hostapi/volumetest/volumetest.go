@@ -21,6 +21,7 @@ import (
 type Lab struct {
 	Host     hostapi.Host
 	Template hostapi.TemplateName // of the machines that the suite makes
+	Disk     hostapi.DataDisk     // of the template
 	// Guest returns the guest of a running machine. nil: the machines have no files of their own, and the suite
 	// checks only what the host says.
 	Guest func(ctx context.Context, id hostapi.MachineID) (guestapi.Guest, error)
@@ -40,6 +41,7 @@ func Run(t *testing.T, newLab func(t *testing.T) Lab) {
 		{"ReadOnly", (*suite).readOnly},
 		{"Frozen", (*suite).frozen},
 		{"Fork", (*suite).fork},
+		{"Keep", (*suite).keep},
 		{"Snapshot", (*suite).snapshot},
 		{"Hibernate", (*suite).hibernate},
 		{"Resize", (*suite).resize},
@@ -292,6 +294,53 @@ func (s *suite) fork() {
 	s.has(s.machine(writer(promoted, 1)), "child")
 	s.must(s.Host.Destroy(s.Context(), c, "test"))
 	s.has(a, "parent")
+}
+
+// keep makes the private copy of a fork's child a volume, which the child goes on writing to.
+func (s *suite) keep() {
+	ctx, disk := s.Context(), s.Disk
+	id := s.volume(hostapi.CreateVolume{Template: s.Template, Disk: disk.Name})
+	a := s.machineID()
+	_, err := s.Host.Create(ctx, hostapi.Create{ID: a, Template: s.Template, Persistent: true,
+		Volumes: []hostapi.VolumeAttachment{{Volume: id, Disk: disk.Name, Fence: 1}}})
+	s.must(err)
+	fork := func(persistent bool, of hostapi.MachineID) hostapi.MachineID {
+		c := s.machineID()
+		results, err := s.Host.Fork(ctx, hostapi.Fork{Parent: of,
+			Children: []hostapi.Child{{ID: c, Persistent: persistent}}})
+		s.must(err)
+		s.must(results[0].Err())
+		return c
+	}
+	refuses := func(what string, from hostapi.VolumeID, of hostapi.MachineID, want error) {
+		s.Helper()
+		_, err := s.Host.CreateVolume(ctx, hostapi.CreateVolume{ID: "volrefused", From: from, Machine: of, Fence: 1})
+		s.wants(what, err, want)
+		_, err = s.Host.GetVolume(ctx, "volrefused")
+		s.wants(what+", the volume", err, hostapi.ErrNotFound)
+	}
+	refuses("keeping a volume that is no private copy", id, a, hostapi.ErrNotFound)
+	refuses("keeping the copy of a machine that is not persistent", id, fork(false, a), hostapi.ErrInvalid)
+	other := s.volume(hostapi.CreateVolume{})
+	b := s.machineID()
+	_, err = s.Host.Create(ctx, hostapi.Create{ID: b, Template: s.Template, Persistent: true,
+		Volumes: []hostapi.VolumeAttachment{writer(other, 1)}})
+	s.must(err)
+	refuses("keeping a copy that is not in place of a data disk", other, fork(true, b), hostapi.ErrInvalid)
+
+	c := fork(true, a)
+	s.attached(c, hostapi.AttachedVolume{Volume: id, Mount: disk.Mount, Private: true, SizeMiB: disk.SizeMiB})
+	kept := s.volume(hostapi.CreateVolume{From: id, Machine: c, Fence: 7})
+	s.written(kept, c, 7)
+	s.written(id, a, 1)
+	s.attached(c, hostapi.AttachedVolume{Volume: kept, Mount: disk.Mount, SizeMiB: disk.SizeMiB})
+	s.wants("deleting a volume that was kept", s.Host.DeleteVolume(ctx, kept), hostapi.ErrInUse)
+	s.must(s.Host.Hibernate(ctx, c))
+	_, err = s.Host.Wake(ctx, c)
+	s.must(err)
+	s.attached(c, hostapi.AttachedVolume{Volume: kept, Mount: disk.Mount, SizeMiB: disk.SizeMiB})
+	s.must(s.Host.Destroy(ctx, c, "test"))
+	s.written(kept, "", 7) // it outlives the machine
 }
 
 func (s *suite) snapshot() {
