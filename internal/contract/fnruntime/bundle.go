@@ -137,6 +137,7 @@ func Manifests(bundle io.Reader) (archive []byte, key string, err error) {
 // EachFile calls each with every entry of an archive, with its clean name. The first error ends it.
 func EachFile(content io.Reader, each func(name string, h *tar.Header, in io.Reader) error) error {
 	in := tar.NewReader(content)
+	size := int64(0)
 	for n := 0; ; n++ {
 		h, err := in.Next()
 		switch {
@@ -146,6 +147,9 @@ func EachFile(content io.Reader, each func(name string, h *tar.Header, in io.Rea
 			return fmt.Errorf("%w: %w", ErrBundle, err)
 		case n == MaxFiles:
 			return fmt.Errorf("%w: it has more than %d files", ErrBundle, MaxFiles)
+		}
+		if size += h.Size; size > MaxUnpacked {
+			return fmt.Errorf("%w: it has more than %d MiB", ErrBundle, MaxUnpacked>>20)
 		}
 		if err := each(path.Clean(h.Name), h, in); err != nil {
 			return err

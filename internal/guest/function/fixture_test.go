@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -24,12 +25,20 @@ func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == "launch" {
 		os.Exit(function.Machine.Main(context.Background(), os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
 	}
+	if api := os.Getenv("AWS_LAMBDA_RUNTIME_API"); api != "" {
+		fmt.Fprintln(os.Stderr, runLambda(api))
+		os.Exit(1)
+	}
+	goTool, _ = exec.LookPath("go") // tests that need it skip themselves
 	// Interpreters that an unprivileged user may run.
 	if err := os.Setenv("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"); err != nil {
 		panic(err)
 	}
 	os.Exit(m.Run())
 }
+
+// goTool is the go command; "": none.
+var goTool string
 
 var tools = map[string]string{"python": "python3", "nodejs": "node"}
 
@@ -62,9 +71,6 @@ func place(t testing.TB, files map[string]string) function.Place {
 	}
 	if os.Getuid() == 0 {
 		p.UID = function.Machine.UID
-		if p.Program, err = readable(dir, program); err != nil {
-			t.Fatal(err)
-		}
 	}
 	for name, text := range files {
 		at := filepath.Join(p.Code, name)
@@ -77,9 +83,6 @@ func place(t testing.TB, files map[string]string) function.Place {
 	}
 	return p
 }
-
-// readable returns the program of the tests: it becomes another only after it has changed its user.
-func readable(_, program string) (string, error) { return program, nil }
 
 // machine is a server with a function.
 type machine struct {
@@ -117,9 +120,9 @@ func open(t testing.TB, p function.Place, cfg fnruntime.Serve) *machine {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(s.Close)
 	srv := httptest.NewServer(s)
 	t.Cleanup(srv.Close)
+	t.Cleanup(s.Close) // first: it ends the calls that srv would wait for
 	return &machine{t: t, url: srv.URL, log: log, server: s}
 }
 

@@ -48,6 +48,7 @@ type process struct {
 	calls   []*call // that run, the oldest first
 	retired bool    // takes no more calls, and ends with the last
 	gone    bool    // has ended; its number may become another's
+	warned  bool    // was asked to end
 }
 
 // startProcess starts a process. withLogs gives it a pipe for records as its last file.
@@ -148,8 +149,16 @@ func (p *process) terminate(c *call) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if !p.gone && len(p.calls) == 1 && p.calls[0] == c {
+		p.warned = true
 		_ = unix.Kill(-p.cmd.Process.Pid, unix.SIGTERM) // one that has ended needs none
 	}
+}
+
+// wasWarned reports whether the process was asked to end because of a deadline.
+func (p *process) wasWarned() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.warned
 }
 
 // add registers a call, so that it gets output. It fails if the process takes no more.

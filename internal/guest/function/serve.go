@@ -303,7 +303,8 @@ func (s *Server) run(r *http.Request, c *call, to *responder) fnruntime.Summary 
 		sum.Failure, sum.ExitCode = s.dispatch(ctx, h, c, r, to)
 		sum.Micros = time.Since(began).Microseconds()
 		stop()
-		if context.Cause(ctx) == errDeadline {
+		exited := sum.Failure != nil && sum.Failure.Type == typeExited
+		if context.Cause(ctx) == errDeadline || exited && c.target.Load().wasWarned() {
 			sum.TimedOut, sum.Failure = true, timedOut()
 			c.target.Load().retire(c)
 		}

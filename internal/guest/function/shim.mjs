@@ -338,10 +338,10 @@ function invoke(f, event, context) {
 
 function batchOf(body) {
   const again = new Set();
-  let all = body?.messages ?? [];
-  const messages = all.map((message) => ({
+  const messages = (body?.messages ?? []).map((message) => ({
     ...message,
-    timestamp: new Date(message.timestamp ?? Date.now()),
+    attempts: message.attempt,
+    timestamp: new Date(message.created_at ?? Date.now()),
     ack: () => again.delete(message.id),
     retry: () => again.add(message.id),
   }));
@@ -352,7 +352,12 @@ function batchOf(body) {
       ackAll: () => again.clear(),
       retryAll: () => messages.forEach((message) => again.add(message.id)),
     },
-    result: () => ({ batchItemFailures: [...again].map((itemIdentifier) => ({ itemIdentifier })) }),
+    // Those that are to be delivered again: of a result in the form of AWS, or by the methods of the messages.
+    result: (returned) => {
+      for (const item of returned?.batchItemFailures ?? []) again.add(item.itemIdentifier);
+      for (const id of returned?.failed ?? []) again.add(id);
+      return { failed: [...again] };
+    },
   };
 }
 
@@ -368,7 +373,7 @@ async function runEvent(handlers, start, connection, context) {
     result = await handlers.scheduled(controller, env, context);
   } else {
     const { batch, result: ends } = batchOf(event);
-    result = (await handlers.queue(batch, env, context)) ?? ends();
+    result = ends(await handlers.queue(batch, env, context));
   }
   const data = encode(withBinary(result));
   await context.settled();

@@ -326,6 +326,14 @@ def encode(result):
         raise Unusable("Runtime.InvalidResult", f"the handler's result cannot be written as JSON: {e}") from None
 
 
+def failed_messages(result):
+    """The messages of a batch that are to be delivered again, of a result in the form of AWS, too."""
+    result = result if isinstance(result, dict) else {}
+    again = list(result.get("failed") or [])
+    again += [item.get("itemIdentifier") for item in result.get("batchItemFailures") or []]
+    return {"failed": again}
+
+
 def pick(handlers, start):
     return getattr(handlers, start["kind"])
 
@@ -436,9 +444,8 @@ def serve_call(handlers, c, start):
         else:
             f = pick(handlers, start)
             event = json.loads(io.BufferedReader(c).read())
-            if start["kind"] == "queue":
-                event = event if isinstance(event, dict) else {"messages": event}
-            result = encode(f(*arguments(f, event, Context(start))))
+            result = f(*arguments(f, event, Context(start)))
+            result = encode(failed_messages(result) if start["kind"] == "queue" else result)
             flush()
             for piece in pieces(result):
                 c.send(frame(b"D", piece))
@@ -679,7 +686,8 @@ class Loop:
         task = asyncio.ensure_future(work)
         watch = asyncio.create_task(until_gone(reader, task))
         try:
-            result = encode(await task)
+            result = await task
+            result = encode(failed_messages(result) if start["kind"] == "queue" else result)
         finally:
             watch.cancel()
         for piece in pieces(result):

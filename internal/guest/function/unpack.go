@@ -67,6 +67,9 @@ func unpackOne(root *os.Root, name string, h *tar.Header, in io.Reader) error {
 		return nil
 	}
 	err := writeEntry(root, name, h, in)
+	if errors.Is(err, io.ErrUnexpectedEOF) {
+		return fmt.Errorf("%w: it is cut off", fnruntime.ErrBundle)
+	}
 	if err != nil && strings.Contains(err.Error(), "path escapes from parent") { // os.Root has no sentinel
 		return fmt.Errorf("%w: %.200q leads out of it through a symbolic link", fnruntime.ErrBundle, h.Name)
 	}
