@@ -11,7 +11,7 @@ export CGO_ENABLED := 0
 export PANDASTACK_TEST_DATA := $(DATA)
 
 .DEFAULT_GOAL := help
-.PHONY: help build install generate fmt lint check prepare test test-unit test-root test-vm test-e2e test-slow test-templates test-memory soak bench demo kernel release-data clean
+.PHONY: help build install generate fmt lint check prepare test test-unit test-root test-vm test-e2e test-slow test-apps test-templates test-memory soak bench demo kernel release-data clean
 
 help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -61,6 +61,9 @@ test-e2e: prepare ## tests with the whole program
 
 test-slow: prepare ## test-e2e on the templates that published clients ask for, which take minutes to bake, and stores of other servers
 	$(call released,PANDASTACK_TEST_SLOW=1 $(SUDO) tools/test.sh e2e clouds)
+
+test-apps: prepare ## deploy projects that starters of npm, PyPI and Go generate: push, request, change, roll back; half an hour, needs registries
+	$(call released,$(SUDO) tools/test.sh apps)
 
 test-templates: prepare ## bake every template and run its check from a restored sandbox: an hour, 15 GB; not part of test
 	$(call released,$(SUDO) tools/test.sh slow)

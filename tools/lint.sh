@@ -9,7 +9,7 @@ if [ -n "$unformatted" ]; then
 	printf 'not formatted; run make fmt:\n%s\n' "$unformatted" >&2
 	exit 1
 fi
-go vet -tags root,vm,e2e,slow ./...
+go vet -tags root,vm,e2e,slow,apps ./...
 go run ./tools/repocheck
 tools=$PWD/.cache/tools
 if [ ! -x "$tools/staticcheck-${1##*@}" ]; then
@@ -19,7 +19,7 @@ if [ ! -x "$tools/staticcheck-${1##*@}" ]; then
 	fi
 fi
 if [ -x "$tools/staticcheck-${1##*@}" ]; then
-	"$tools/staticcheck-${1##*@}" -tags root,vm,e2e,slow ./...
+	"$tools/staticcheck-${1##*@}" -tags root,vm,e2e,slow,apps ./...
 else
 	echo "lint: $1 could not be fetched ($(tail -1 "$tools/install.log")); went on without it" >&2
 fi

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs test phases and says how long each took: unit, root, vm, e2e, clouds, slow, memory, soak. A tagged phase
+# Runs test phases and says how long each took: unit, root, vm, e2e, clouds, slow, apps, memory, soak. A tagged phase
 # runs exactly the tests of files with its build tag, one package after the other. All phases run even when one
 # fails; the exit status is 1 when one did.
 set -uo pipefail
@@ -44,6 +44,7 @@ vm() { tagged vm 10m; }
 e2e() { tagged e2e 20m; }
 clouds() { tagged clouds 20m gcs,azure; }
 slow() { tagged slow 240m; }
+apps() { tagged apps 120m; }
 
 # soak: what phase e2e does to a node, and to a database with its relay, in a few rounds, in many.
 soak() {

@@ -131,7 +131,7 @@ func (n *node) apps(ctx context.Context, deps appDeps) (a apps, err error) {
 	}
 	a.service, err = app.New(app.Config{
 		Suffix: a.suffix, Scheme: cmp.Or(u.Scheme, "http"), Port: u.Port(), URL: n.apiURL, Idle: set.Idle,
-		Keep: set.Keep, Concurrency: set.Deployments, Template: set.Template,
+		Keep: set.Keep, Concurrency: set.Deployments, Template: set.Template, DatabaseAddress: n.guestDatabases(),
 	}, needs)
 	if err != nil {
 		return a, err
@@ -140,6 +140,14 @@ func (n *node) apps(ctx context.Context, deps appDeps) (a apps, err error) {
 		return a, err
 	}
 	return a, n.customDomains(ctx, &a, deps.store)
+}
+
+// guestDatabases returns where guests reach databases; "": at the addresses of other clients.
+func (n *node) guestDatabases() string {
+	if n.guests == nil {
+		return ""
+	}
+	return n.guests.Addr().String()
 }
 
 // api returns what the API offers of apps.

@@ -95,6 +95,9 @@ func (n *node) findKernel(ctx context.Context) (kernel.Boot, error) {
 	return kernel.Find(ctx, n.path("kernel"), n.Config.Agent())
 }
 
+// guestDatabasePort is where guests reach the databases of this node, at their gateway.
+const guestDatabasePort = 5432
+
 // network opens the pool of network slots.
 func (n *node) network(ctx context.Context) (*netslot.Pool, error) {
 	c := n.Config.Network
@@ -117,6 +120,9 @@ func (n *node) network(ctx context.Context) (*netslot.Pool, error) {
 
 		Connections:    n.Config.Limits.Connections,
 		NewConnections: n.Config.Limits.NewConnections,
+	}
+	if n.pg != nil && n.Config.Databases.Guests {
+		set.ServicePort = guestDatabasePort
 	}
 	if c.LogEgress {
 		set.Decided = n.logEgress
@@ -260,6 +266,7 @@ func (n *node) host(ctx context.Context) (*agent.Host, error) {
 	if err != nil {
 		return nil, err
 	}
+	n.guests = pool.Service()
 	recipes, err := n.recipes()
 	if err != nil {
 		return nil, err

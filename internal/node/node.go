@@ -31,6 +31,7 @@ import (
 	"github.com/pandastack/pandastack/internal/lib/config"
 	"github.com/pandastack/pandastack/internal/lib/durable"
 	"github.com/pandastack/pandastack/internal/lib/systemd"
+	"github.com/pandastack/pandastack/internal/os/netslot"
 )
 
 // Options of a node.
@@ -71,6 +72,7 @@ type node struct {
 	apiURL string                  // base of the API's URLs
 	cert   certificate             // of everything that is served over TLS
 	pg     net.Listener            // of databases; nil: there are none
+	guests *netslot.Service        // of databases, for guests; nil: they reach none
 	plain  net.Listener            // of the API
 	secure net.Listener            // of the API over TLS; nil: there is none
 	acme   *acme.Manager           // issues certificates for domains of apps; nil: none are issued
@@ -185,6 +187,11 @@ func (n *node) start(ctx context.Context) error {
 	ready := Ready{URL: n.url(n.plain), FirstKey: first}
 	if edge != nil {
 		n.run(ctx, "connections to databases", func(ctx context.Context) error { return edge.Serve(ctx, n.pg) })
+		if n.guests != nil {
+			n.run(ctx, "connections of guests to databases", func(ctx context.Context) error {
+				return edge.Serve(ctx, n.guests)
+			})
+		}
 	}
 	if n.secure != nil {
 		if ready.TLSURL, ready.CAFile, err = n.serveTLS(ctx, n.secure, handler); err != nil {

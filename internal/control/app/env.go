@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"maps"
+	"net/url"
 	"slices"
 	"strconv"
 	"strings"
@@ -268,9 +269,22 @@ func (s *Service) linkedTo(
 		if i > 0 {
 			name += "_" + strconv.Itoa(i+1)
 		}
-		vars = append(vars, appspec.Variable{Name: name, Value: c.ConnectionURL, Secret: true})
+		vars = append(vars, appspec.Variable{Name: name, Value: s.linkURL(id, c.ConnectionURL), Secret: true})
 	}
 	return vars, nil
+}
+
+// linkURL returns the URL by which machines reach a database: they do not reach the address of other clients, so it
+// names the database in the options.
+func (s *Service) linkURL(id api.DatabaseID, text string) string {
+	u, err := url.Parse(text)
+	if err != nil || s.cfg.DatabaseAddress == "" {
+		return text
+	}
+	query := u.Query()
+	query.Set("options", "endpoint="+string(id))
+	u.Host, u.RawQuery = s.cfg.DatabaseAddress, query.Encode()
+	return u.String()
 }
 
 // hashOf returns a hash of variables; "" if there are none.

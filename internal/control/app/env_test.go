@@ -121,18 +121,22 @@ func TestSecretsAreNotStored(t *testing.T) {
 // TestLinkedDatabase links a database: its URL is in the environment, and a new password starts the app again.
 func TestLinkedDatabase(t *testing.T) {
 	w := newFixture(t)
-	a := w.made(func(r *api.CreateAppRequest) { r.Databases = []api.DatabaseID{api.NewDatabaseID()} })
+	id := api.NewDatabaseID()
+	a := w.made(func(r *api.CreateAppRequest) { r.Databases = []api.DatabaseID{id} })
 	w.live(a, "one")
-	if got := w.environ(a)["DATABASE_URL"]; got != "postgres://one" {
+	seen := func(password string) string { // where machines reach databases
+		return "postgres://u:" + password + "@192.168.241.1:5432/d?options=endpoint%3D" + string(id) + "&sslmode=require"
+	}
+	if got := w.environ(a)["DATABASE_URL"]; got != seen("one") {
 		t.Errorf("%q", got)
 	}
 	builds := len(w.builder.builds)
 	w.databases.mu.Lock()
-	w.databases.url = "postgres://two"
+	w.databases.url = "postgres://u:two@db.example.com:5432/d?sslmode=require"
 	w.databases.mu.Unlock()
 	w.must(w.Reconcile(t.Context())) // it is seen
 	w.must(w.Reconcile(t.Context())) // and deployed
-	if got := w.environ(a)["DATABASE_URL"]; got != "postgres://two" || len(w.builder.builds) != builds {
+	if got := w.environ(a)["DATABASE_URL"]; got != seen("two") || len(w.builder.builds) != builds {
 		t.Errorf("%q, %d builds", got, len(w.builder.builds)-builds)
 	}
 	n := len(w.deployments(a))
@@ -145,7 +149,7 @@ func TestLinkedDatabase(t *testing.T) {
 	w.must(err)
 	w.must(w.Reconcile(t.Context()))
 	w.must(w.Reconcile(t.Context()))
-	if got := w.environ(a)["DATABASE_URL"]; got != "postgres://two" {
+	if got := w.environ(a)["DATABASE_URL"]; got != seen("two") {
 		t.Errorf("after a rollback: %q", got)
 	}
 }

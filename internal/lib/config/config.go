@@ -172,6 +172,7 @@ type Volume struct {
 type Databases struct {
 	Listen        string        `yaml:"listen" default:"127.0.0.1:5432"`
 	Port          int           `yaml:"port" default:"0"`
+	Guests        bool          `yaml:"guests" default:"true"`
 	Suffix        string        `yaml:"suffix" default:""`
 	Template      string        `yaml:"template" default:"postgres-16"`
 	Idle          time.Duration `yaml:"idle" default:"5m"`

@@ -155,6 +155,8 @@ var settingDocs = map[string]string{
 	"quota.builds":    "Builds of a workspace that may wait or run; 0 is unlimited.",
 	"databases.listen": "Address and port of the databases' PostgreSQL protocol, such as :5432; empty disables " +
 		"databases.",
+	"databases.guests": "Whether guests reach the databases of this server, at port 5432 of their gateway, " +
+		"192.168.241.1, unless their network is off. They log in as other clients do.",
 	"databases.port": "Port of the connection URLs given to users; 0 is that of databases.listen.",
 	"databases.suffix": "Domain of the databases' host names, <id>.<suffix>. Every name below it must lead to this " +
 		"node, and the certificate of tls.cert must be for *.<suffix>. Empty is db. and the host of public_url, or " +

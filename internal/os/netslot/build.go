@@ -305,7 +305,7 @@ func (p *Pool) reset(s *Slot) func(*kernel) error {
 				return err
 			}
 		} else {
-			sets, chains := policyRules(openRules(), learned{})
+			sets, chains := policyRules(openRules(), learned{}, p.cfg.ServicePort)
 			chains = append(chains, flowChain(p.connections()))
 			if err := k.rules.Update(slotTable, sets, chains); err != nil {
 				return err
@@ -317,7 +317,8 @@ func (p *Pool) reset(s *Slot) func(*kernel) error {
 
 // slotRules returns the table of a new slot.
 func (p *Pool) slotRules(hostIP, guestIP netip.Addr) nft.Table {
-	return slotRules(p.closed, hostIP, guestIP, openRules(), learned{}, p.connections(), p.cfg.Decided != nil)
+	return slotRules(p.closed, hostIP, guestIP, openRules(), learned{}, p.connections(), p.cfg.ServicePort,
+		p.cfg.Decided != nil)
 }
 
 // openNamespace opens the namespace of a slot by its name.

@@ -46,7 +46,9 @@ type Config struct {
 	// Connections and NewConnections limit the connections of the guest of each slot: those at once, and those it opens
 	// a second, after a burst of five times as many; 0: no limit.
 	Connections, NewConnections int
-	Logger                      *slog.Logger // nil: silent
+	// ServicePort is a port of the gateway where guests reach Pool.Service, unless they may reach nothing; 0: none.
+	ServicePort uint16
+	Logger      *slog.Logger // nil: silent
 	// Decided is called with each decision of the slots' policies on names and connections. It must not block. May be
 	// nil.
 	Decided func(owner string, index int, d egress.Decision)

@@ -19,6 +19,9 @@
 // the namespace, and again on the host, where traffic from the slots leaves by the uplinks alone. Replies to
 // connections that the host itself opened always pass.
 //
+// With Config.ServicePort a guest reaches one thing of the host, unless it may reach nothing: Pool.Service, at that
+// port of its gateway. The connections are this process's; no packet of them leaves the slot.
+//
 // A forwarder in this process resolves names on the gateway address inside each namespace. It always exists,
 // whichever resolvers the host has: a guest cannot reach resolvers on loopback or on private addresses, a baked guest
 // has one resolver address for ever, and policies by name need to see the questions. It removes closed addresses from

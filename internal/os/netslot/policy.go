@@ -75,7 +75,7 @@ func (s *Slot) apply(ctx context.Context, rules *egress.Rules) error {
 	if err == nil {
 		var known learned
 		known.addrs, known.stay = s.enforcer.Known()
-		sets, chains := policyRules(rules, known)
+		sets, chains := policyRules(rules, known, s.pool.cfg.ServicePort)
 		err = s.withKernel(func(k *kernel) error {
 			if err := k.rules.Update(slotTable, sets, chains); err != nil {
 				return err

@@ -57,6 +57,7 @@ type Pool struct {
 	nudge     chan struct{}  // one token: Run has work
 
 	resolver *egress.Resolver
+	service  *Service // nil: none
 	shares   shares
 	entering *semaphore.Weighted // of dials that are in a namespace
 
@@ -75,6 +76,9 @@ func New(c Config) (*Pool, error) {
 	p := &Pool{cfg: c, nudge: make(chan struct{}, 1), slots: map[int]*entry{}, shares: newShares(),
 		entering: semaphore.NewWeighted(maxEntering)}
 	p.resolver = p.newResolver()
+	if c.ServicePort != 0 {
+		p.service = newService(c.ServicePort)
+	}
 	return p, nil
 }
 

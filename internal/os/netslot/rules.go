@@ -124,6 +124,7 @@ func slotRules(
 	rules *egress.Rules,
 	known learned,
 	most connections,
+	service uint16,
 	logged bool,
 ) nft.Table {
 	log := func(of ...nft.Term) []nft.Rule { return logRules(logged, of...) }
@@ -134,7 +135,7 @@ func slotRules(
 	base := func(kind, hook string, priority int, drop bool) *nft.Base {
 		return &nft.Base{Type: kind, Hook: hook, Priority: priority, Drop: drop}
 	}
-	sets, chains := policyRules(rules, known)
+	sets, chains := policyRules(rules, known, service)
 	chains = append(chains, flowChains(most, logged)...)
 	return nft.Table{Name: slotTable,
 		Sets: append([]nft.Set{{Name: setClosed, Prefixes: closed}}, sets...),
@@ -225,7 +226,7 @@ type learned struct {
 // policyRules returns the sets and chains of a slot that change with its policy: the connections that the guest may
 // open, those that the proxy inspects, the replies that may return, and the packets that this process receives on the
 // gateway. Refused packets get a reply, so that programs in the guest do not wait.
-func policyRules(rules *egress.Rules, known learned) ([]nft.Set, []nft.Chain) {
+func policyRules(rules *egress.Rules, known learned, service uint16) ([]nft.Set, []nft.Chain) {
 	refuse := nft.Jump(chainRefuse)
 	allow, deny := rules.Networks()
 	mode := modeRules
@@ -265,16 +266,21 @@ func policyRules(rules *egress.Rules, known learned) ([]nft.Set, []nft.Chain) {
 	} else {
 		out = append(out, nft.Rule{nft.Accept()})
 	}
-	return sets, []nft.Chain{{Name: chainEgress, Rules: out}, answers, namesChain(), proxyChain(rules)}
+	return sets, []nft.Chain{{Name: chainEgress, Rules: out}, answers, namesChain(rules, service), proxyChain(rules)}
 }
 
-// namesChain lets the guest reach the resolver, and the proxy if its connections were redirected to it.
-func namesChain() nft.Chain {
-	return nft.Chain{Name: chainNames, Rules: []nft.Rule{
+// namesChain lets the guest reach the resolver, the proxy if its connections were redirected to it, and the service
+// unless it may reach nothing.
+func namesChain(rules *egress.Rules, service uint16) nft.Chain {
+	c := nft.Chain{Name: chainNames, Rules: []nft.Rule{
 		{nft.UDP(dnsPort), nft.Accept()},
 		{nft.TCP(dnsPort), nft.Accept()},
 		{nft.TCP(proxyPort), nft.Translated(), nft.Accept()},
 	}}
+	if service != 0 && !rules.DeniesAll() {
+		c.Rules = append(c.Rules, nft.Rule{nft.TCP(service), nft.Accept()})
+	}
+	return c
 }
 
 // proxyChain redirects connections to the proxy: those to addresses learned from allowed names and, if names are

@@ -59,7 +59,7 @@ func TestRulesPrinted(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		table := slotRules(shut, host, guest, rules, learned{}, connections{4096, 200}, name == "shut")
+		table := slotRules(shut, host, guest, rules, learned{}, connections{4096, 200}, 5432, name == "shut")
 		golden(t, "slot-"+name+".nft", table.String())
 	}
 }

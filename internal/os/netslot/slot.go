@@ -35,6 +35,7 @@ type Slot struct {
 
 	mu       sync.Mutex        // guards the fields below, and orders changes of the slot's rules
 	names    *egress.DNSServer // the resolver; nil when it does not listen
+	door     *door             // of the service; nil while there is none
 	drops    *dropLog          // nil if Config.Decided is nil
 	enforcer *egress.Enforcer  // decides for the resolver and the proxy; nil before the first policy
 	rules    *egress.Rules     // the rules of the enforcer; nil with it
@@ -71,6 +72,10 @@ func (s *Slot) closeFiles() error {
 		err = s.proxy.Close()
 		s.proxy = nil
 	}
+	if s.door != nil {
+		err = errors.Join(err, s.door.close())
+		s.door = nil
+	}
 	if s.drops != nil {
 		err = errors.Join(err, s.drops.close())
 		s.drops = nil
@@ -98,6 +103,11 @@ func (s *Slot) listen(ctx context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.names = n
+	if s.pool.service != nil && s.door == nil {
+		if s.door, err = s.openDoor(ctx); err != nil {
+			return err
+		}
+	}
 	if s.pool.cfg.Decided == nil || s.drops != nil {
 		return nil
 	}
@@ -110,8 +120,8 @@ func (s *Slot) successor() *Slot {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	n := s.pool.newSlot(s.Index)
-	n.Tap, n.names, n.drops = s.Tap, s.names, s.drops
-	s.Tap, s.names, s.drops = nil, nil, nil
+	n.Tap, n.names, n.door, n.drops = s.Tap, s.names, s.door, s.drops
+	s.Tap, s.names, s.door, s.drops = nil, nil, nil, nil
 	s.kernelMu.Lock()
 	defer s.kernelMu.Unlock()
 	n.kernel, s.kernel = s.kernel, nil
