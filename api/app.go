@@ -5,6 +5,8 @@ import (
 	"regexp"
 	"strings"
 	"time"
+
+	"github.com/pandastack/pandastack/internal/lib/knownhosts"
 )
 
 // Bounds of apps.
@@ -104,6 +106,7 @@ type App struct {
 	Error              string            `json:"error,omitempty" doc:"Why its replicas do not run."`
 	GitURL             string            `json:"git_url"`
 	GitBranch          string            `json:"git_branch"`
+	GitHostKeys        string            `json:"git_host_keys,omitempty" doc:"Keys that ssh servers must have."`
 	Image              string            `json:"image,omitempty"`
 	Framework          string            `json:"framework" doc:"As found by the last build, or as set."`
 	Runtime            string            `json:"runtime,omitempty" doc:"Language, such as node."`
@@ -181,6 +184,7 @@ type CreateAppRequest struct {
 	GitURL             string            `json:"git_url,omitempty" doc:"https or ssh, without credentials."`
 	GitBranch          string            `json:"git_branch,omitempty" doc:"Branch, tag or commit; or the remote's."`
 	GitToken           string            `json:"git_token,omitempty" doc:"For https; write-only."`
+	GitHostKeys        string            `json:"git_host_keys,omitempty" doc:"As ssh-keyscan prints; or the first seen."`
 	Submodules         bool              `json:"submodules,omitempty"`
 	LFS                bool              `json:"lfs,omitempty"`
 	Image              string            `json:"image,omitempty" doc:"An OCI image in place of git_url."`
@@ -261,6 +265,10 @@ func (r *CreateAppRequest) Validate() error {
 	if err := validateGitRef("git_branch", r.GitBranch); err != nil {
 		return err
 	}
+	if !knownhosts.Valid(r.GitHostKeys) {
+		return invalid("git_host_keys", "is no list of host keys: send at most %d lines as ssh-keyscan prints them",
+			knownhosts.MaxLines)
+	}
 	if r.Health != nil {
 		if err := r.Health.validate(); err != nil {
 			return err
@@ -317,6 +325,7 @@ type UpdateAppRequest struct {
 	GitURL             *string            `json:"git_url,omitempty"`
 	GitBranch          *string            `json:"git_branch,omitempty"`
 	GitToken           *string            `json:"git_token,omitempty"`
+	GitHostKeys        *string            `json:"git_host_keys,omitempty" doc:"Empty: those of the next build."`
 	Image              *string            `json:"image,omitempty"`
 	Framework          *string            `json:"framework,omitempty"`
 	InstallCommand     *string            `json:"install_command,omitempty"`

@@ -60,6 +60,7 @@ func (r *UpdateAppRequest) Validate() error {
 	set(&c.Name, r.Name)
 	set(&c.GitURL, r.GitURL)
 	set(&c.GitBranch, r.GitBranch)
+	set(&c.GitHostKeys, r.GitHostKeys)
 	set(&c.Image, r.Image)
 	set(&c.RootDirectory, r.RootDirectory)
 	set(&c.OutputDirectory, r.OutputDirectory)

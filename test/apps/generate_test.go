@@ -157,6 +157,7 @@ func main() {
 `)
 			g.run(".", "go", "get", "github.com/go-chi/chi/v5@v5.2.1")
 		},
+		app: api.CreateAppRequest{MemoryMB: 2048},
 	},
 	{
 		name: "fastapi-uv", file: "main.py", old: "Hello World", new: "Hello second version",

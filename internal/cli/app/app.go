@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"os"
 	"strings"
 	"time"
 
@@ -47,7 +48,7 @@ func run(
 
 // settings has the flags that create and update have in common.
 type settings struct {
-	git, branch, token, image, framework, install, build, start, release, root, output, template, health string
+	git, branch, token, hostKeys, image, framework, install, build, start, release, root, output, template, health string
 
 	port, cpu, memory int
 	databases, warm   []string
@@ -80,6 +81,8 @@ func (s *settings) registerSource(c *cobra.Command) {
 	fl.StringVar(&s.git, "git", "", "repository: https://..., or user@host:path with the deploy key of the app")
 	fl.StringVar(&s.branch, "branch", "", "branch, tag or commit (default that of the repository)")
 	fl.StringVar(&s.token, "git-token-file", "", "file with the token for a private repository over https")
+	fl.StringVar(&s.hostKeys, "git-host-keys-file", "",
+		"file with the keys that git servers must have, as ssh-keyscan prints them (default those of the first build)")
 	fl.StringVar(&s.image, "image", "", "deploy an image of a registry; nothing is built")
 	fl.BoolVar(&s.auto, "auto-deploy", true, "deploy when the branch changes")
 }
@@ -125,6 +128,14 @@ func (s *settings) request(c *cobra.Command) (req api.UpdateAppRequest, err erro
 		}
 		req.GitToken = &token
 	}
+	if s.hostKeys != "" {
+		keys, err := os.ReadFile(s.hostKeys)
+		if err != nil {
+			return req, err
+		}
+		text := string(keys)
+		req.GitHostKeys = &text
+	}
 	return req, req.Validate()
 }
 
@@ -158,7 +169,8 @@ func create(f *cmdutil.Factory) *cobra.Command {
 func creation(name string, u api.UpdateAppRequest, env map[string]string) api.CreateAppRequest {
 	return api.CreateAppRequest{
 		Name: name, GitURL: value(u.GitURL), GitBranch: value(u.GitBranch), GitToken: value(u.GitToken),
-		Image: value(u.Image), Framework: value(u.Framework), InstallCommand: value(u.InstallCommand),
+		GitHostKeys: value(u.GitHostKeys),
+		Image:       value(u.Image), Framework: value(u.Framework), InstallCommand: value(u.InstallCommand),
 		BuildCommand: value(u.BuildCommand), StartCommand: value(u.StartCommand),
 		ReleaseCommand: value(u.ReleaseCommand), RootDirectory: value(u.RootDirectory),
 		OutputDirectory: value(u.OutputDirectory), Port: value(u.Port), Template: value(u.Template),

@@ -12,6 +12,8 @@ import (
 	"regexp"
 	"strings"
 	"unicode/utf8"
+
+	"github.com/pandastack/pandastack/internal/lib/knownhosts"
 )
 
 // Bounds of what a machine may send.
@@ -58,11 +60,13 @@ type Settings struct {
 
 // Git says what to clone. Token and Key reach git through its environment and a file in memory, and nothing else.
 type Git struct {
-	URL        string `json:"url"`
-	Ref        string `json:"ref,omitempty"`    // branch, tag or commit; "" is the branch of the remote
-	Commit     string `json:"commit,omitempty"` // of Ref; "": the one that Ref is at
-	Token      string `json:"token,omitempty"`
-	Key        string `json:"key,omitempty"` // private key for ssh
+	URL    string `json:"url"`
+	Ref    string `json:"ref,omitempty"`    // branch, tag or commit; "" is the branch of the remote
+	Commit string `json:"commit,omitempty"` // of Ref; "": the one that Ref is at
+	Token  string `json:"token,omitempty"`
+	Key    string `json:"key,omitempty"` // private key for ssh
+	// HostKeys are the keys that servers must have, as lines of a file known_hosts; "": those that they have now.
+	HostKeys   string `json:"host_keys,omitempty"`
 	Submodules bool   `json:"submodules,omitempty"`
 	LFS        bool   `json:"lfs,omitempty"`
 }
@@ -118,6 +122,8 @@ type Event struct {
 type Source struct {
 	Commit  string `json:"commit,omitempty"`
 	Message string `json:"message,omitempty"` // first line
+	// HostKeys are those of the servers that were reached by ssh, if the request had none.
+	HostKeys string `json:"host_keys,omitempty"`
 }
 
 // Plan is what a build will do.
@@ -240,7 +246,7 @@ func (s *Source) valid() bool {
 		return false
 	}
 	s.Message = text(s.Message, 200)
-	return true
+	return knownhosts.Valid(s.HostKeys)
 }
 
 func (p *Plan) valid() bool {

@@ -12,6 +12,34 @@ import (
 
 // TestDeploy deploys an app three times: every deployment has a replica that serves, what was live before is
 // superseded, and its machine is gone.
+// TestHostKeysAreLearned builds from a server over ssh: the app remembers its keys until it has another repository.
+func TestHostKeysAreLearned(t *testing.T) {
+	const keys = "git.example.com ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIOMqqnkVzrm0SdG6UOoqKLsabgH5C9okWi0dh2l9GKJl\n"
+	w := newFixture(t)
+	a := w.made(func(r *api.CreateAppRequest) { r.GitURL = "ssh://git@git.example.com/site.git" })
+	w.builder.result.HostKeys = keys
+	w.live(a, "one")
+	if got := w.get(a).GitHostKeys; got != keys {
+		t.Errorf("the app knows %q", got)
+	}
+	w.builder.result.HostKeys = strings.Replace(keys, "git.", "other.", 1)
+	w.live(a, "two")
+	if got := w.get(a).GitHostKeys; got != keys || w.builder.builds[1].Settings.GitHostKeys != keys {
+		t.Errorf("the app knows %q, and the build %q", got, w.builder.builds[1].Settings.GitHostKeys)
+	}
+	other := "ssh://git@git.example.org/site.git"
+	_, err := w.Update(t.Context(), alice, string(a.ID), api.UpdateAppRequest{GitURL: &other})
+	w.must(err)
+	if got := w.get(a).GitHostKeys; got != "" {
+		t.Errorf("the app has another repository and knows %q", got)
+	}
+	bad := "nonsense"
+	if err := (&api.UpdateAppRequest{GitHostKeys: &bad}).Validate(); api.CodeOf(err) != api.Invalid ||
+		!strings.Contains(err.Error(), "git_host_keys") {
+		t.Errorf("Validate() = %v", err)
+	}
+}
+
 func TestDeploy(t *testing.T) {
 	w := newFixture(t)
 	a := w.made()

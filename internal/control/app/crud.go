@@ -21,6 +21,7 @@ import (
 	"github.com/pandastack/pandastack/internal/control/auth"
 	"github.com/pandastack/pandastack/internal/control/quota"
 	"github.com/pandastack/pandastack/internal/control/store"
+	"github.com/pandastack/pandastack/internal/lib/knownhosts"
 )
 
 // maxWarm is how many paths are requested before a capture.
@@ -110,7 +111,7 @@ func variables(app string, env map[string]string, creator string) (rows []store.
 // newSettings returns the settings that a request is for.
 func (s *Service) newSettings(req *api.CreateAppRequest) appspec.Settings {
 	set := appspec.Settings{
-		GitURL: req.GitURL, GitBranch: req.GitBranch, GitToken: req.GitToken, Submodules: req.Submodules, LFS: req.LFS,
+		GitURL: req.GitURL, GitBranch: req.GitBranch, GitToken: req.GitToken, GitHostKeys: knownhosts.Clean(req.GitHostKeys), Submodules: req.Submodules, LFS: req.LFS,
 		Image: req.Image, Framework: req.Framework, InstallCommand: req.InstallCommand, BuildCommand: req.BuildCommand,
 		StartCommand: req.StartCommand, ReleaseCommand: req.ReleaseCommand, RootDirectory: req.RootDirectory,
 		OutputDirectory: req.OutputDirectory, Port: req.Port, Template: req.Template, CPU: req.CPU,
@@ -282,7 +283,13 @@ func set[T any](to *T, from *T) {
 
 // apply changes settings as a request says.
 func apply(to *appspec.Settings, req *api.UpdateAppRequest) {
+	if req.GitURL != nil && *req.GitURL != to.GitURL {
+		to.GitHostKeys = "" // they are of another server
+	}
 	set(&to.GitURL, req.GitURL)
+	if req.GitHostKeys != nil {
+		to.GitHostKeys = knownhosts.Clean(*req.GitHostKeys)
+	}
 	set(&to.GitBranch, req.GitBranch)
 	set(&to.GitToken, req.GitToken)
 	set(&to.Image, req.Image)
@@ -331,7 +338,7 @@ func (s *Service) view(ctx context.Context, row *store.App) (api.App, error) {
 	}
 	out := api.App{
 		ID: api.AppID(row.ID), Workspace: api.Workspace(row.Workspace), Name: row.Name, Error: row.Error,
-		GitURL: set.GitURL, GitBranch: set.GitBranch, Image: set.Image,
+		GitURL: set.GitURL, GitBranch: set.GitBranch, GitHostKeys: set.GitHostKeys, Image: set.Image,
 		Framework: cmp.Or(set.Framework, found.Framework), Runtime: found.Runtime, RuntimeVersion: found.RuntimeVersion,
 		InstallCommand: set.InstallCommand, BuildCommand: set.BuildCommand, StartCommand: set.StartCommand,
 		ReleaseCommand: set.ReleaseCommand, RootDirectory: set.RootDirectory, OutputDirectory: set.OutputDirectory,

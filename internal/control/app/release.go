@@ -246,6 +246,9 @@ func (s *Service) build(ctx context.Context, w *work) error {
 	w.d.Built, w.d.State = string(built.Snapshot), string(api.DeploymentDeploying)
 	w.d.Changed = store.Micros(time.Now())
 	err = s.db.Write(ctx, "app deployment built", func(ctx context.Context, tx *store.Tx) error {
+		if err := rememberHostKeys(ctx, tx, w); err != nil {
+			return err
+		}
 		return tx.UpdateDeployment(ctx, w.d, string(api.DeploymentBuilding), "state", "result", "built", "git_commit",
 			"message", "changed")
 	})
@@ -253,6 +256,27 @@ func (s *Service) build(ctx context.Context, w *work) error {
 		s.changed(ctx, w.row, w.d)
 	}
 	return err
+}
+
+// rememberHostKeys writes the keys of the servers that a deployment was cloned from, if the app knows none of its
+// repository: later ones must come from the same.
+func rememberHostKeys(ctx context.Context, tx *store.Tx, w *work) error {
+	if w.made.result.HostKeys == "" {
+		return nil
+	}
+	row, err := tx.App(ctx, w.row.ID)
+	if err != nil {
+		return err
+	}
+	set, err := settingsOf(&row)
+	if err != nil || set.GitHostKeys != "" || set.GitURL != w.made.set.GitURL {
+		return err
+	}
+	set.GitHostKeys = w.made.result.HostKeys
+	if row.Settings, err = appspec.Encode(set); err != nil {
+		return err
+	}
+	return tx.UpdateApp(ctx, &row, store.AppActive, "settings")
 }
 
 // newReplica writes the row of a replica that is about to be made. Until done is called, it is being made.

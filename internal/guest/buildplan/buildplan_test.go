@@ -423,4 +423,14 @@ func TestVersionsOfTheTemplateAnswerForMise(t *testing.T) {
 	if code := f.Main(t.Context(), []string{"mise", "latest", "erlang@27"}, nil, &out, &out); code != 1 {
 		t.Errorf("mise exited with %d and %q for a tool that nothing has, want 1", code, out.String())
 	}
+	// What mise warns of is no part of its answer.
+	script := "#!/bin/sh\necho 'mise WARN old' >&2\necho '{\"go\":[]}'\n"
+	if err := os.WriteFile(f.Mise, []byte(script), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	out.Reset()
+	code := f.Main(t.Context(), []string{"mise", "list", "--current", "--json"}, nil, &out, &out)
+	if code != 0 || out.String() != "{\"go\":[]}\n" {
+		t.Errorf("mise exited with %d and %q, want its answer alone", code, out.String())
+	}
 }

@@ -14,6 +14,7 @@ import (
 	"strings"
 
 	"github.com/pandastack/pandastack/internal/contract/buildevent"
+	"github.com/pandastack/pandastack/internal/lib/knownhosts"
 )
 
 // askpassVariable has the token for the run of this program that git asks for a password.
@@ -33,6 +34,10 @@ func (r *run) clone(ctx context.Context) error {
 		return err
 	}
 	env := r.gitEnv()
+	hosts, err := r.knownHosts(env)
+	if err != nil {
+		return err
+	}
 	if g.Key != "" {
 		end, err := r.sshKey(env, g.Key)
 		if err != nil {
@@ -66,6 +71,11 @@ func (r *run) clone(ctx context.Context) error {
 	source, err := r.describe(ctx, to, env)
 	if err != nil {
 		return err
+	}
+	if g.HostKeys == "" {
+		if source.HostKeys, err = readKnownHosts(hosts); err != nil {
+			return err
+		}
 	}
 	r.out.event(buildevent.Event{Kind: buildevent.KindSource, Source: source})
 	r.out.info("at commit %s", source.Commit)
@@ -124,9 +134,52 @@ func (r *run) gitEnv() map[string]string {
 	if r.req.Git.Token != "" {
 		env["GIT_ASKPASS"], env[askpassVariable] = r.Program, r.req.Git.Token
 	}
-	env["GIT_SSH_COMMAND"] = "ssh -F /dev/null -o BatchMode=yes -o StrictHostKeyChecking=accept-new " +
-		"-o UserKnownHostsFile=/dev/null"
 	return env
+}
+
+// knownHosts makes ssh check the keys of servers, and returns the file with them. Without any it adds those that
+// servers have now.
+func (r *run) knownHosts(env map[string]string) (file string, err error) {
+	file, check := filepath.Join(r.Dir, "known_hosts"), "yes"
+	if r.req.Git.HostKeys == "" {
+		check = "accept-new"
+	}
+	env["GIT_SSH_COMMAND"] = "ssh -F /dev/null -o BatchMode=yes -o StrictHostKeyChecking=" + check +
+		" -o UserKnownHostsFile=" + quote(file) + " -o GlobalKnownHostsFile=/dev/null -o HashKnownHosts=no" +
+		" -o CheckHostIP=no -o UpdateHostKeys=no"
+	return file, writePrivate(file, []byte(knownhosts.Clean(r.req.Git.HostKeys)))
+}
+
+// readKnownHosts returns the keys that ssh has added to a file.
+func readKnownHosts(file string) (string, error) {
+	data, err := readFile(file, knownhosts.MaxBytes)
+	if err != nil {
+		return "", err
+	}
+	keys := knownhosts.Clean(string(data))
+	if !knownhosts.Valid(keys) {
+		return "", invalid("submodules", "use fewer servers", "the repository comes from too many servers")
+	}
+	return keys, nil
+}
+
+// Hosts whose keys ssh refuses, as it names them.
+var (
+	changedHost = regexp.MustCompile(`Host key for (\S+) has changed`)
+	unknownHost = regexp.MustCompile(`No \S+ host key is known for (\S+) and`)
+)
+
+// hostKeyFailed explains that a server has another key than the known one; nil if that is not why git failed.
+func hostKeyFailed(said string) error {
+	const hint = "set git_host_keys to what ssh-keyscan prints for its servers once you have compared it, " +
+		"or to nothing, and the next build takes the keys that they have then"
+	if m := changedHost.FindStringSubmatch(said); m != nil {
+		return invalid("git_host_keys", hint, "the host key of %.200s is not the one that the app knows", m[1])
+	}
+	if m := unknownHost.FindStringSubmatch(said); m != nil {
+		return invalid("git_host_keys", hint, "the app knows no such host key of %.200s", m[1])
+	}
+	return nil
 }
 
 // sshKey puts a private key where only ssh finds it, on a file system in memory, and returns how to remove it.
@@ -159,6 +212,9 @@ func (r *run) cloneFailed(ctx context.Context, err error, ref string) error {
 			}
 		}
 		return false
+	}
+	if err := hostKeyFailed(said); err != nil {
+		return err
 	}
 	switch {
 	case has("No space left on device"):

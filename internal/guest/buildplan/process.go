@@ -21,7 +21,7 @@ type command struct {
 	argv []string
 	dir  string
 	env  map[string]string // all of it
-	out  io.Writer         // of both outputs; nil: lines of the step's output
+	out  io.Writer         // of its standard output; nil: lines of the step's, as standard error always is
 	in   io.Reader
 }
 
@@ -36,34 +36,35 @@ func (r *run) exec(ctx context.Context, c command) error {
 	}
 	group := openGroup()
 	defer group.close()
-	read, write, err := os.Pipe()
-	if err != nil {
-		return err
-	}
-	defer read.Close()
 	cmd := exec.Command(c.argv[0], c.argv[1:]...)
-	cmd.Dir, cmd.Stdout, cmd.Stderr, cmd.Stdin = c.dir, write, write, c.in
+	cmd.Dir, cmd.Stdin = c.dir, c.in
 	cmd.Env = environ(c.env)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, UseCgroupFD: group.fd >= 0, CgroupFD: group.fd}
 	if path := find(c.argv[0], c.env["PATH"]); path != "" {
 		cmd.Path, cmd.Err = path, nil
 	}
-	if err := cmd.Start(); err != nil {
-		write.Close() //nolint:errcheck // nothing was written
+	lines := &lineWriter{o: r.out}
+	said, err := openOutput(lines, lines.end)
+	if err != nil {
 		return err
 	}
-	write.Close() //nolint:errcheck // the child has its own
-	lines := &lineWriter{o: r.out}
-	sink := c.out
-	if sink == nil {
-		sink = lines
+	defer said.close()
+	cmd.Stdout, cmd.Stderr = said.write, said.write
+	own := said
+	if c.out != nil {
+		if own, err = openOutput(c.out, func() {}); err != nil {
+			return err
+		}
+		defer own.close()
+		cmd.Stdout = own.write
 	}
-	copied := make(chan error, 1)
-	go func() {
-		_, err := io.Copy(sink, read)
-		lines.end()
-		copied <- err
-	}()
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	said.begin()
+	if own != said {
+		own.begin()
+	}
 	exited := make(chan error, 1)
 	go func() { exited <- cmd.Wait() }()
 	select {
@@ -76,7 +77,43 @@ func (r *run) exec(ctx context.Context, c command) error {
 	}
 	group.kill()
 	killDescendants(0)
-	return errors.Join(err, <-copied)
+	err = errors.Join(err, <-said.copied)
+	if own != said {
+		err = errors.Join(err, <-own.copied)
+	}
+	return err
+}
+
+// outputPipe brings what a command writes to where it belongs.
+type outputPipe struct {
+	read, write *os.File
+	to          io.Writer
+	end         func()     // is called after the last byte
+	copied      chan error // gets one value after that
+}
+
+func openOutput(to io.Writer, end func()) (*outputPipe, error) {
+	read, write, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	return &outputPipe{read: read, write: write, to: to, end: end, copied: make(chan error, 1)}, nil
+}
+
+// begin copies once the command has the other end.
+func (p *outputPipe) begin() {
+	_ = p.write.Close() // the command has its own
+	go func() {
+		_, err := io.Copy(p.to, p.read)
+		p.end()
+		p.copied <- err
+	}()
+}
+
+// close closes both ends, of which one may be closed.
+func (p *outputPipe) close() {
+	_ = p.write.Close()
+	_ = p.read.Close()
 }
 
 // find looks a program up in search as a shell does; "" if it has a path, or is not there.

@@ -131,7 +131,7 @@ func (p Place) mise(ctx context.Context, args []string, stdout, stderr io.Writer
 	env := variables() // by which railpack keeps mise apart
 	env["MISE_HTTP_TIMEOUT"], env["MISE_FETCH_REMOTE_VERSIONS_TIMEOUT"], env["MISE_HTTP_RETRIES"] = "20s", "20s", "1"
 	if err := r.exec(ctx, command{argv: append([]string{p.Mise}, args...), env: env, out: stdout}); err != nil {
-		fmt.Fprintln(stderr, err)
+		fmt.Fprintln(stderr, strings.Join(append(r.out.lastLines(), err.Error()), "\n"))
 		return 1
 	}
 	return 0

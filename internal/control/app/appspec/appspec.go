@@ -14,6 +14,7 @@ type Settings struct {
 	GitURL          string            `json:"git_url,omitempty"`
 	GitBranch       string            `json:"git_branch,omitempty"`
 	GitToken        string            `json:"git_token,omitempty"`
+	GitHostKeys     string            `json:"git_host_keys,omitempty"`
 	Submodules      bool              `json:"submodules,omitempty"`
 	LFS             bool              `json:"lfs,omitempty"`
 	Image           string            `json:"image,omitempty"`
@@ -89,8 +90,9 @@ type Result struct {
 	Port           int               `json:"port,omitempty"`
 	Static         *Static           `json:"static,omitempty"`
 	Commit         string            `json:"commit,omitempty"`
-	Message        string            `json:"message,omitempty"`  // first line
-	Template       string            `json:"template,omitempty"` // that has the app, if there is no snapshot of a build
+	Message        string            `json:"message,omitempty"`   // first line
+	HostKeys       string            `json:"host_keys,omitempty"` // of the servers that it was cloned from
+	Template       string            `json:"template,omitempty"`  // that has the app, if there is no snapshot of a build
 	StepsCached    int               `json:"steps_cached,omitempty"`
 	Steps          int               `json:"steps,omitempty"`
 }

@@ -63,7 +63,7 @@ func (w *work) planned(ctx context.Context, first api.SnapshotID) (*box, appspec
 	}
 	if w.Source.Kind == appspec.SourceGit {
 		s := w.Settings
-		req.Git = &buildevent.Git{URL: s.GitURL, Submodules: s.Submodules, LFS: s.LFS}
+		req.Git = &buildevent.Git{URL: s.GitURL, Submodules: s.Submodules, LFS: s.LFS, HostKeys: s.GitHostKeys}
 		if !w.Source.Untrusted {
 			req.Git.Token, req.Git.Key = s.GitToken, w.App.DeployKey
 		}
@@ -114,6 +114,7 @@ func (w *work) bring(ctx context.Context, m *box, req buildevent.Request, result
 	return m.run(ctx, "clone", jsonInput(req), func(e buildevent.Event) {
 		if e.Source != nil {
 			result.Commit, result.Message = e.Source.Commit, e.Source.Message
+			result.HostKeys = e.Source.HostKeys
 		}
 	})
 }
