@@ -93,6 +93,9 @@ func (s *site) all() {
 	if s.p.database {
 		req.Databases = []api.DatabaseID{s.database()}
 	}
+	if err := s.l.c.Apps.Delete(ctx, req.Name); err != nil && api.CodeOf(err) != api.NotFound { // of a killed test
+		s.t.Fatal(err)
+	}
 	if _, err := s.l.c.Apps.Create(ctx, req); err != nil {
 		s.t.Fatal(err)
 	}
