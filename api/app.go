@@ -184,7 +184,7 @@ type CreateAppRequest struct {
 	GitURL             string            `json:"git_url,omitempty" doc:"https or ssh, without credentials."`
 	GitBranch          string            `json:"git_branch,omitempty" doc:"Branch, tag or commit; or the remote's."`
 	GitToken           string            `json:"git_token,omitempty" doc:"For https; write-only."`
-	GitHostKeys        string            `json:"git_host_keys,omitempty" doc:"As ssh-keyscan prints; or the first seen."`
+	GitHostKeys        string            `json:"git_host_keys,omitempty" doc:"As ssh-keyscan prints them."`
 	Submodules         bool              `json:"submodules,omitempty"`
 	LFS                bool              `json:"lfs,omitempty"`
 	Image              string            `json:"image,omitempty" doc:"An OCI image in place of git_url."`

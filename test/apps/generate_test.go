@@ -48,7 +48,7 @@ func (g *generator) run(dir string, argv ...string) {
 	}
 }
 
-// npx runs a starter from npm, which answers its questions itself.
+// npx runs a starter from npm, which takes its own defaults.
 func (g *generator) npx(dir string, argv ...string) {
 	g.t.Helper()
 	g.run(dir, append([]string{"npx", "--yes"}, argv...)...)
@@ -113,7 +113,8 @@ var projects = []project{
 	{
 		name: "static", file: "index.html", old: "the first page", new: "the second page",
 		generate: func(g *generator) {
-			g.write("index.html", "<!doctype html><title>site</title><link rel=stylesheet href=site.css><p>the first page\n")
+			g.write("index.html", "<!doctype html><title>site</title><link rel=stylesheet href=site.css>"+
+				"<p>the first page\n")
 			g.write("site.css", "p { color: green }\n")
 		},
 	},
@@ -191,7 +192,8 @@ func main() {
 			g.run(".", "npm", "init", "-y")
 			g.run(".", "npm", "pkg", "set", "scripts.build=astro build", "type=module")
 			g.lock("astro@5.14.1")
-			g.write("astro.config.mjs", "import { defineConfig } from 'astro/config';\nexport default defineConfig({});\n")
+			g.write("astro.config.mjs", "import { defineConfig } from 'astro/config';\n"+
+				"export default defineConfig({});\n")
 			g.write("src/pages/index.astro", "---\nconst page = 'page';\n---\n<html><body><h1>the first {page}</h1>"+
 				"<p>the first page</p></body></html>\n")
 		},
@@ -207,7 +209,8 @@ func main() {
 			g.run(".", "npm", "pkg", "set", "scripts.start=node index.js", "-w", "apps/site")
 			g.write("packages/words/index.js", "module.exports = 'the first words';\n")
 			g.write("apps/site/index.js", "const words = require('@site/words');\n"+
-				"require('fastify')().get('/', async () => words).listen({ host: '0.0.0.0', port: process.env.PORT });\n")
+				"require('fastify')().get('/', async () => words)"+
+				".listen({ host: '0.0.0.0', port: process.env.PORT });\n")
 			g.lock("-w", "apps/site", "fastify@5.6.1", "@site/words@1.0.0")
 		},
 		app: api.CreateAppRequest{RootDirectory: "apps/site"},
@@ -227,8 +230,8 @@ func main() {
 		name: "next", file: "app/page.js", old: "Hello World!", new: "Hello second version!",
 		generate: func(g *generator) {
 			g.npx("..", "create-next-app@15.5.4", filepath.Base(g.dir), "--empty", "--js", "--app", "--no-eslint",
-				"--no-tailwind", "--no-src-dir", "--skip-install", "--disable-git", "--use-npm", "--import-alias", "@/*",
-				"--yes")
+				"--no-tailwind", "--no-src-dir", "--skip-install", "--disable-git", "--use-npm",
+				"--import-alias", "@/*", "--yes")
 			g.lock()
 		},
 		app: api.CreateAppRequest{MemoryMB: 2048},

@@ -156,7 +156,8 @@ func (s *site) push() time.Duration {
 // wants requests the app and checks the response.
 func (s *site) wants(text string) {
 	s.t.Helper()
-	r, err := http.NewRequestWithContext(s.t.Context(), http.MethodGet, s.l.URL+"/"+strings.TrimPrefix(s.p.path, "/"), nil)
+	at := s.l.URL + "/" + strings.TrimPrefix(s.p.path, "/")
+	r, err := http.NewRequestWithContext(s.t.Context(), http.MethodGet, at, nil)
 	if err != nil {
 		s.t.Fatal(err)
 	}

@@ -48,7 +48,8 @@ func run(
 
 // settings has the flags that create and update have in common.
 type settings struct {
-	git, branch, token, hostKeys, image, framework, install, build, start, release, root, output, template, health string
+	git, branch, token, hostKeys, image, framework, install, build, start string
+	release, root, output, template, health                               string
 
 	port, cpu, memory int
 	databases, warm   []string

@@ -21,7 +21,6 @@ import (
 	"github.com/pandastack/pandastack/internal/control/auth"
 	"github.com/pandastack/pandastack/internal/control/quota"
 	"github.com/pandastack/pandastack/internal/control/store"
-	"github.com/pandastack/pandastack/internal/lib/knownhosts"
 )
 
 // maxWarm is how many paths are requested before a capture.
@@ -35,7 +34,7 @@ func (s *Service) Create(ctx context.Context, p auth.Principal, req api.CreateAp
 	if err := req.Validate(); err != nil {
 		return api.App{}, err
 	}
-	set := s.newSettings(&req)
+	set := appspec.New(&req, s.cfg.Idle)
 	if err := s.check(ctx, p, &set); err != nil {
 		return api.App{}, api.AsError(err)
 	}
@@ -106,33 +105,6 @@ func variables(app string, env map[string]string, creator string) (rows []store.
 			Creator: creator, Changed: store.Micros(time.Now())})
 	}
 	return rows
-}
-
-// newSettings returns the settings that a request is for.
-func (s *Service) newSettings(req *api.CreateAppRequest) appspec.Settings {
-	set := appspec.Settings{
-		GitURL: req.GitURL, GitBranch: req.GitBranch, GitToken: req.GitToken, GitHostKeys: knownhosts.Clean(req.GitHostKeys), Submodules: req.Submodules, LFS: req.LFS,
-		Image: req.Image, Framework: req.Framework, InstallCommand: req.InstallCommand, BuildCommand: req.BuildCommand,
-		StartCommand: req.StartCommand, ReleaseCommand: req.ReleaseCommand, RootDirectory: req.RootDirectory,
-		OutputDirectory: req.OutputDirectory, Port: req.Port, Template: req.Template, CPU: req.CPU,
-		MemoryMB: req.MemoryMB, Scale: api.AppScale{Max: 1}, Warm: req.Warm, RestoreHook: req.RestoreHook,
-		Databases: req.Databases, Volumes: req.Volumes, Network: req.Network, AutoDeploy: true, AutoHibernate: true,
-		IdleSeconds:        cmp.Or(req.IdleTimeoutSeconds, int64(s.cfg.Idle/time.Second)),
-		GitHubInstallation: req.GitHubInstallationID, GitHubRepo: req.GitHubRepoID, GitHubName: req.GitHubRepoFullName,
-	}
-	if req.Scale != nil {
-		set.Scale = *req.Scale
-	}
-	if req.Health != nil {
-		set.Health = *req.Health
-	}
-	if req.AutoDeploy != nil {
-		set.AutoDeploy = *req.AutoDeploy
-	}
-	if req.AutoHibernate != nil {
-		set.AutoHibernate = *req.AutoHibernate
-	}
-	return set
 }
 
 // check refuses settings that this server cannot do, or that name what the caller does not have.
@@ -238,7 +210,7 @@ func (s *Service) Update(
 	if err != nil {
 		return api.App{}, api.AsError(err)
 	}
-	apply(&set, &req)
+	set.Apply(&req)
 	if set.IdleSeconds == 0 {
 		set.IdleSeconds = int64(s.cfg.Idle / time.Second)
 	}
@@ -272,50 +244,6 @@ func (s *Service) Update(
 	}
 	s.changed(ctx, &row, nil)
 	return s.show(ctx, &row)
-}
-
-// set copies a field of a request that is present.
-func set[T any](to *T, from *T) {
-	if from != nil {
-		*to = *from
-	}
-}
-
-// apply changes settings as a request says.
-func apply(to *appspec.Settings, req *api.UpdateAppRequest) {
-	if req.GitURL != nil && *req.GitURL != to.GitURL {
-		to.GitHostKeys = "" // they are of another server
-	}
-	set(&to.GitURL, req.GitURL)
-	if req.GitHostKeys != nil {
-		to.GitHostKeys = knownhosts.Clean(*req.GitHostKeys)
-	}
-	set(&to.GitBranch, req.GitBranch)
-	set(&to.GitToken, req.GitToken)
-	set(&to.Image, req.Image)
-	set(&to.Framework, req.Framework)
-	set(&to.InstallCommand, req.InstallCommand)
-	set(&to.BuildCommand, req.BuildCommand)
-	set(&to.StartCommand, req.StartCommand)
-	set(&to.ReleaseCommand, req.ReleaseCommand)
-	set(&to.RootDirectory, req.RootDirectory)
-	set(&to.OutputDirectory, req.OutputDirectory)
-	set(&to.Port, req.Port)
-	set(&to.Template, req.Template)
-	set(&to.CPU, req.CPU)
-	set(&to.MemoryMB, req.MemoryMB)
-	set(&to.Scale, req.Scale)
-	set(&to.Health, req.Health)
-	set(&to.Warm, req.Warm)
-	set(&to.RestoreHook, req.RestoreHook)
-	set(&to.Databases, req.Databases)
-	set(&to.Volumes, req.Volumes)
-	set(&to.AutoDeploy, req.AutoDeploy)
-	set(&to.AutoHibernate, req.AutoHibernate)
-	set(&to.IdleSeconds, req.IdleTimeoutSeconds)
-	if req.Network != nil {
-		to.Network = req.Network
-	}
 }
 
 // show returns an app as the API shows it.

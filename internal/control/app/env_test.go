@@ -125,7 +125,8 @@ func TestLinkedDatabase(t *testing.T) {
 	a := w.made(func(r *api.CreateAppRequest) { r.Databases = []api.DatabaseID{id} })
 	w.live(a, "one")
 	seen := func(password string) string { // where machines reach databases
-		return "postgres://u:" + password + "@192.168.241.1:5432/d?options=endpoint%3D" + string(id) + "&sslmode=require"
+		return "postgres://u:" + password + "@192.168.241.1:5432/d?options=endpoint%3D" + string(id) +
+			"&sslmode=require"
 	}
 	if got := w.environ(a)["DATABASE_URL"]; got != seen("one") {
 		t.Errorf("%q", got)

@@ -13,7 +13,8 @@ const (
 )
 
 // line is the names of a server, the type of its key and the key. Markers such as @cert-authority are no part of it.
-var line = regexp.MustCompile(`^[A-Za-z0-9.,:*?!|=+/\[\]_-]{1,500} [a-z0-9@.-]{1,64} [A-Za-z0-9+/]{16,}={0,2}( [ -~]*)?$`)
+var line = regexp.MustCompile(`^[A-Za-z0-9.,:*?!|=+/\[\]_-]{1,500} [a-z0-9@.-]{1,64} ` +
+	`[A-Za-z0-9+/]{16,}={0,2}( [ -~]*)?$`)
 
 // Valid reports whether text is a list, as ssh-keyscan prints it. An empty one is.
 func Valid(text string) bool {

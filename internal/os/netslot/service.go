@@ -101,7 +101,7 @@ func (d *door) accept(ctx context.Context) {
 		select {
 		case d.service.conns <- served:
 		case <-d.service.done:
-			_ = served.Close() // nobody serves it
+			_ = served.Close() // no process serves it
 		case <-ctx.Done():
 			_ = served.Close() // the slot ends
 		}

@@ -13,7 +13,7 @@ import (
 	"github.com/pandastack/pandastack/internal/os/egress"
 )
 
-// serveGuests answers every connection to a service with the address that it sees, and echoes after that.
+// serveGuests sends every client of a service the address that it sees, and echoes after that.
 func (w *fixture) serveGuests(s *Service) {
 	w.t.Helper()
 	done := make(chan struct{})

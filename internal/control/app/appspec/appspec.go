@@ -92,7 +92,7 @@ type Result struct {
 	Commit         string            `json:"commit,omitempty"`
 	Message        string            `json:"message,omitempty"`   // first line
 	HostKeys       string            `json:"host_keys,omitempty"` // of the servers that it was cloned from
-	Template       string            `json:"template,omitempty"`  // that has the app, if there is no snapshot of a build
+	Template       string            `json:"template,omitempty"`  // that has the app, in place of a snapshot
 	StepsCached    int               `json:"steps_cached,omitempty"`
 	Steps          int               `json:"steps,omitempty"`
 }
