@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -37,11 +38,7 @@ const (
 
 // customDomains creates the service for custom domains of apps, and what issues their certificates.
 func (n *node) customDomains(ctx context.Context, a *apps, db *store.DB) error {
-	own := []string{n.Config.Preview.Domain, n.databaseSuffix(), "localhost"}
-	if u, err := url.Parse(n.Config.PublicURL); err == nil {
-		own = append(own, u.Hostname())
-	}
-	set := n.Config.ACME
+	own, set := append(n.ownHosts(), "localhost"), n.Config.ACME
 	a.domains = domain.New(domain.Config{Suffix: a.suffix, Reserved: own, Certificates: set.Directory != ""},
 		db, a.service, net.DefaultResolver, n.Log)
 	if set.Directory == "" {
@@ -75,6 +72,15 @@ func (n *node) customDomains(ctx context.Context, a *apps, db *store.DB) error {
 	return err
 }
 
+// ownHosts returns the host names of this server that are no app's.
+func (n *node) ownHosts() []string {
+	own := []string{strings.ToLower(n.Config.Preview.Domain), strings.ToLower(n.databaseSuffix())}
+	if u, err := url.Parse(n.Config.PublicURL); err == nil {
+		own = append(own, strings.ToLower(u.Hostname()))
+	}
+	return own
+}
+
 // portOf returns the port of a listener.
 func portOf(l net.Listener) int {
 	if a, ok := l.Addr().(*net.TCPAddr); ok {
@@ -92,7 +98,7 @@ type appEdge struct {
 // appEdge creates the edge of apps.
 func (n *node) appEdge(ctx context.Context, a *apps, ports *proxy.Proxy, registry *prometheus.Registry) error {
 	set, limits := n.Config.Apps, n.Config.RateLimit
-	found := &edgeApps{apps: *a, unknown: map[string]time.Time{}}
+	found := &edgeApps{apps: *a, own: n.ownHosts(), unknown: map[string]time.Time{}}
 	cfg := appedge.Config{
 		Apps: found, Proxy: ports,
 		Limits: access.NewPortLimits(access.PortConfig{PortRate: limits.Port, AddressRate: limits.PortAddress}),
@@ -135,6 +141,7 @@ func (e *appEdge) ForwardApp(w http.ResponseWriter, r *http.Request, a api.App, 
 // edgeApps implements appedge.Apps.
 type edgeApps struct {
 	apps
+	own []string // host names of the server, which no app has
 
 	mu      sync.Mutex
 	unknown map[string]time.Time // names that are no app's, and since when that is known; guarded by mu
@@ -150,7 +157,8 @@ const (
 // Route implements appedge.Apps. Names of ports of sandboxes are never an app's.
 func (e *edgeApps) Route(ctx context.Context, host string) (appedge.Route, error) {
 	if a, ok, err := proxy.AddressOfHost(&http.Request{Host: host}); ok && err == nil &&
-		strings.HasPrefix(a.Sandbox, "sbx") || !strings.Contains(host, ".") || e.isUnknown(host) {
+		strings.HasPrefix(a.Sandbox, "sbx") || !strings.Contains(host, ".") || slices.Contains(e.own, host) ||
+		e.isUnknown(host) {
 		return appedge.Route{}, appedge.ErrNoApp
 	}
 	changed := e.service.Changed()

@@ -4,6 +4,7 @@ import (
 	"archive/tar"
 	"bytes"
 	"context"
+	"errors"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -25,8 +26,23 @@ import (
 	"github.com/pandastack/pandastack/internal/control/sandbox"
 	"github.com/pandastack/pandastack/internal/control/store"
 	"github.com/pandastack/pandastack/internal/control/template"
+	"github.com/pandastack/pandastack/internal/ingress/appedge"
 	"github.com/pandastack/pandastack/internal/ingress/proxy"
+	"github.com/pandastack/pandastack/internal/lib/config"
 )
+
+// TestHostNamesOfTheServerAreNoApps asks for the server's own names: they are looked up in no store.
+func TestHostNamesOfTheServerAreNoApps(t *testing.T) {
+	n := &node{}
+	n.Config = new(config.Config)
+	n.Config.PublicURL, n.Config.Preview.Domain = "https://API.example.com", "preview.example.com"
+	e := &edgeApps{own: n.ownHosts(), unknown: map[string]time.Time{}}
+	for _, host := range []string{"api.example.com", "preview.example.com", "db.api.example.com"} {
+		if _, err := e.Route(t.Context(), host); !errors.Is(err, appedge.ErrNoApp) {
+			t.Errorf("Route(%s) = %v", host, err)
+		}
+	}
+}
 
 // pageBuilder builds apps whose program serves a page with the reference that they were built from. The reference
 // "files" is an app without a program.

@@ -12,6 +12,22 @@ import (
 
 // TestDeploy deploys an app three times: every deployment has a replica that serves, what was live before is
 // superseded, and its machine is gone.
+// TestNamesOfTheServer refuses names of apps that would take requests from the server.
+func TestNamesOfTheServer(t *testing.T) {
+	w := newFixture(t)
+	for _, name := range []string{"panel", "api"} {
+		_, err := w.Create(t.Context(), alice, api.CreateAppRequest{Name: name})
+		if api.CodeOf(err) != api.Invalid || !strings.Contains(err.Error(), "host name of this server") {
+			t.Errorf("Create(%s) = %v", name, err)
+		}
+		a := w.made(func(r *api.CreateAppRequest) { r.Name = "site-" + name })
+		_, err = w.Update(t.Context(), alice, string(a.ID), api.UpdateAppRequest{Name: &name})
+		if api.CodeOf(err) != api.Invalid || !strings.Contains(err.Error(), "host name of this server") {
+			t.Errorf("Update(%s) = %v", name, err)
+		}
+	}
+}
+
 // TestHostKeysAreLearned builds from a server over ssh: the app remembers its keys until it has another repository.
 func TestHostKeysAreLearned(t *testing.T) {
 	const keys = "git.example.com ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIOMqqnkVzrm0SdG6UOoqKLsabgH5C9okWi0dh2l9GKJl\n"

@@ -34,6 +34,9 @@ func (s *Service) Create(ctx context.Context, p auth.Principal, req api.CreateAp
 	if err := req.Validate(); err != nil {
 		return api.App{}, err
 	}
+	if appspec.Reserved(req.Name, s.cfg.Suffix, s.cfg.Own) {
+		return api.App{}, nameReserved(req.Name)
+	}
 	set := appspec.New(&req, s.cfg.Idle)
 	if err := s.check(ctx, p, &set); err != nil {
 		return api.App{}, api.AsError(err)
@@ -57,6 +60,10 @@ func (s *Service) Create(ctx context.Context, p auth.Principal, req api.CreateAp
 func nameTaken(name string) error {
 	return api.Errorf(api.Conflict, "name: there is an app %s on this server: use another name", name).
 		With("field", "name")
+}
+
+func nameReserved(name string) error {
+	return api.Errorf(api.Invalid, "name: %s is a host name of this server: use another name", name).With("field", "name")
 }
 
 // insert writes a new app with its variables.
@@ -217,7 +224,10 @@ func (s *Service) Update(
 	if req.Name != nil && *req.Name != row.Name && row.PreviewOf != "" {
 		return api.App{}, api.Errorf(api.Invalid, "name: a preview keeps its name").With("field", "name")
 	}
-	if req.Name != nil {
+	if req.Name != nil && *req.Name != row.Name {
+		if appspec.Reserved(*req.Name, s.cfg.Suffix, s.cfg.Own) {
+			return api.App{}, nameReserved(*req.Name)
+		}
 		row.Name = *req.Name
 	}
 	if err := s.check(ctx, p, &set); err != nil {

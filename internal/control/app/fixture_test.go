@@ -211,7 +211,8 @@ func newFixture(t *testing.T, change ...func(*fixture)) *fixture {
 		t: t, host: hosttest.New(), path: filepath.Join(storetest.Dir(t), "control.db"), builder: &builder{},
 		databases: &databases{url: "postgres://u:one@db.example.com:5432/d?sslmode=require"}, edge: &edge{},
 		cfg: app.Config{Suffix: "apps.example.com", URL: "http://127.0.0.1:7700", Idle: time.Hour, Interval: time.Hour,
-			Keep: 2, DatabaseAddress: "192.168.241.1:5432", StartTimeout: 10 * time.Second},
+			Keep: 2, DatabaseAddress: "192.168.241.1:5432", Own: []string{"panel.apps.example.com"},
+			StartTimeout: 10 * time.Second},
 	}
 	w.builder.w = w
 	data, err := empty()

@@ -35,6 +35,8 @@ type Config struct {
 	URL    string        // base of the API, for the remotes of git push
 	Idle   time.Duration // until an app whose creator names no time sleeps; 5 min
 	Keep   int           // ended deployments that are kept for rollbacks; 5
+	// Own are host names of the server that no app may have.
+	Own []string
 	// DatabaseAddress is where machines reach databases, "192.168.241.1:5432"; "": where all clients do.
 	DatabaseAddress string
 	// Template is that of the machines of apps whose creators name none, for users.
