@@ -34,7 +34,7 @@ import (
 // TestHostNamesOfTheServerAreNoApps asks for the server's own names: they are looked up in no store.
 func TestHostNamesOfTheServerAreNoApps(t *testing.T) {
 	n := &node{}
-	n.Config = new(config.Config)
+	n.Config = new(config.Node)
 	n.Config.PublicURL, n.Config.Preview.Domain = "https://API.example.com", "preview.example.com"
 	e := &edgeApps{own: n.ownHosts(), unknown: map[string]time.Time{}}
 	for _, host := range []string{"api.example.com", "preview.example.com", "db.api.example.com"} {

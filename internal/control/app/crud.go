@@ -63,7 +63,8 @@ func nameTaken(name string) error {
 }
 
 func nameReserved(name string) error {
-	return api.Errorf(api.Invalid, "name: %s is a host name of this server: use another name", name).With("field", "name")
+	return api.Errorf(api.Invalid, "name: %s is a host name of this server: use another name", name).
+		With("field", "name")
 }
 
 // insert writes a new app with its variables.
