@@ -3,8 +3,10 @@ package node
 import (
 	"cmp"
 	"context"
+	"encoding/xml"
 	"fmt"
 	"os"
+	"strconv"
 	"strings"
 
 	"github.com/pandastack/pandastack/internal/control/app/builder"
@@ -34,7 +36,8 @@ func appMirrors(ctx context.Context, set config.AppMirrors, host clientconfig.Ho
 		}
 		m.Certificates += string(data)
 	}
-	m.Hosts, m.Debian, m.Env = set.HostLines(), set.Debian, map[string]string{}
+	m.Hosts, m.Debian, m.Env = append(set.HostLines(), found.Hosts...), set.Debian, map[string]string{}
+	m.Files = mirrorFiles(set)
 	add := func(value string, names ...string) {
 		for _, name := range names {
 			if value != "" {
@@ -46,6 +49,7 @@ func appMirrors(ctx context.Context, set config.AppMirrors, host clientconfig.Ho
 	add(cmp.Or(set.NPM, found.NPM), "NPM_CONFIG_REGISTRY", "COREPACK_NPM_REGISTRY", "YARN_NPM_REGISTRY_SERVER")
 	add(pypi, "PIP_INDEX_URL", "UV_DEFAULT_INDEX")
 	add(cmp.Or(set.Go, found.Go), "GOPROXY")
+	add(strings.TrimSuffix(set.Maven, "/"), "MVNW_REPOURL")
 	add(set.Proxy, "HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy")
 	add(set.NoProxy, "NO_PROXY", "no_proxy")
 	if m.Certificates != "" {
@@ -53,4 +57,21 @@ func appMirrors(ctx context.Context, set config.AppMirrors, host clientconfig.Ho
 			"CARGO_HTTP_CAINFO")
 	}
 	return m, nil
+}
+
+// mirrorFiles returns the configuration of package managers that take no mirror from their environment. Cargo looks for
+// its own in the directories above that of the app.
+func mirrorFiles(set config.AppMirrors) map[string]string {
+	files := map[string]string{}
+	if set.Cargo != "" {
+		files["/.cargo/config.toml"] = "[source.crates-io]\nreplace-with = \"mirror\"\n\n" +
+			"[source.mirror]\nregistry = " + strconv.Quote("sparse+"+strings.TrimSuffix(set.Cargo, "/")+"/") + "\n"
+	}
+	if set.Maven != "" {
+		var at strings.Builder
+		_ = xml.EscapeText(&at, []byte(set.Maven)) // a strings.Builder takes everything
+		files["/root/.m2/settings.xml"] = "<settings><mirrors><mirror><id>mirror</id><mirrorOf>central</mirrorOf><url>" +
+			at.String() + "</url></mirror></mirrors></settings>\n"
+	}
+	return files
 }

@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/pandastack/pandastack/internal/lib/config"
@@ -39,6 +40,13 @@ func TestAppMirrors(t *testing.T) {
 	set.NPM = "https://npm.example/"
 	if m, err = appMirrors(t.Context(), set, host); err != nil || m.Env["NPM_CONFIG_REGISTRY"] != set.NPM {
 		t.Errorf("mirrors %+v, %v, want the setting before the host's", m, err)
+	}
+	set.Cargo, set.Maven = "https://cargo.example/index", "https://maven.example/a&b/"
+	m, err = appMirrors(t.Context(), set, host)
+	if err != nil || !strings.Contains(m.Files["/.cargo/config.toml"], `registry = "sparse+https://cargo.example/index/"`) ||
+		!strings.Contains(m.Files["/root/.m2/settings.xml"], "<url>https://maven.example/a&amp;b/</url>") ||
+		m.Env["MVNW_REPOURL"] != "https://maven.example/a&b" {
+		t.Errorf("mirrors %+v, %v", m, err)
 	}
 	for _, bad := range []string{filepath.Join(t.TempDir(), "none"), os.DevNull} {
 		if _, err := appMirrors(t.Context(), config.AppMirrors{Certificates: bad}, host); err == nil {

@@ -230,6 +230,8 @@ type AppMirrors struct {
 	NPM          string `yaml:"npm" default:""`
 	PyPI         string `yaml:"pypi" default:""`
 	Go           string `yaml:"go" default:""`
+	Cargo        string `yaml:"cargo" default:""`
+	Maven        string `yaml:"maven" default:""`
 	Debian       string `yaml:"debian" default:""`
 	Proxy        string `yaml:"proxy" default:""`
 	NoProxy      string `yaml:"no_proxy" default:""`

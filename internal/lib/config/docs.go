@@ -219,11 +219,14 @@ var settingDocs = map[string]string{
 	"apps.repository_mib": "Size of the volume with the repository of an app that is pushed to.",
 	"apps.push_mib":       "What one git push to an app may send.",
 	"apps.mirrors.from_host": "Whether builds of apps use the registries of npm, pip and Go that this machine uses, " +
-		"and trust the certificate authorities that its administrator added. Credentials are left out.",
+		"trust the certificate authorities that its administrator added, and know the names of other hosts in its " +
+		"/etc/hosts. Credentials are left out.",
 	"apps.mirrors.certificates": "File with certificate authorities (PEM) that apps and their builds trust too.",
 	"apps.mirrors.npm":          "Registry of npm for builds of apps; empty is the public one.",
 	"apps.mirrors.pypi":         "Index of Python packages for builds of apps; empty is the public one.",
 	"apps.mirrors.go":           "GOPROXY of builds of apps; empty is the public one.",
+	"apps.mirrors.cargo":        "Sparse index of Cargo for builds of apps; empty is that of crates.io.",
+	"apps.mirrors.maven":        "Repository in place of Maven Central for builds of apps; empty is the public one.",
 	"apps.mirrors.debian":       "Archive of Debian for builds of apps; empty is the public one.",
 	"apps.mirrors.proxy":        "HTTP proxy of builds of apps, which read it. Private addresses need network.allow.",
 	"apps.mirrors.no_proxy":     "Names that builds of apps reach without the proxy, separated by commas.",

@@ -205,7 +205,7 @@ func (n *Node) validateApps(bad func(string, string, ...any)) {
 		}
 	}
 	for name, text := range map[string]string{"npm": a.Mirrors.NPM, "pypi": a.Mirrors.PyPI, "debian": a.Mirrors.Debian,
-		"proxy": a.Mirrors.Proxy} {
+		"cargo": a.Mirrors.Cargo, "maven": a.Mirrors.Maven, "proxy": a.Mirrors.Proxy} {
 		u, err := url.Parse(text)
 		if text != "" && (err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "") {
 			bad("apps.mirrors."+name, "%q is not a URL such as https://mirror.example.com", text)

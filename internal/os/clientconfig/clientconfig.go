@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/netip"
 	"net/url"
 	"os"
 	"os/exec"
@@ -19,10 +20,11 @@ import (
 
 // Config is what was found. The field of a client that is not installed is empty.
 type Config struct {
-	Certificates string // PEM
-	NPM          string // registry
-	PyPI         string // index
-	Go           string // GOPROXY
+	Certificates string   // PEM
+	NPM          string   // registry
+	PyPI         string   // index
+	Go           string   // GOPROXY
+	Hosts        []string // lines of the file hosts with IPv4 addresses that are not this host's own
 }
 
 // Host is where to look.
@@ -51,6 +53,9 @@ const maxCertificates = 1 << 20
 // Read reads the configuration of a host.
 func (h Host) Read(ctx context.Context) (c Config, err error) {
 	if c.Certificates, err = h.certificates(); err != nil {
+		return c, err
+	}
+	if c.Hosts, err = h.hosts(); err != nil {
 		return c, err
 	}
 	for _, one := range []struct {
@@ -88,6 +93,37 @@ func clean(text string) string {
 		}
 	}
 	return strings.Join(parts, ",")
+}
+
+// maxHosts bounds the lines of the file hosts.
+const maxHosts = 500
+
+// hosts returns the names that the administrator gave to addresses of other hosts.
+func (h Host) hosts() (lines []string, err error) {
+	data, err := os.ReadFile(filepath.Join(h.Root, "etc/hosts"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	for line := range strings.Lines(string(data)) {
+		line, _, _ = strings.Cut(line, "#")
+		fields := strings.Fields(line)
+		if len(fields) < 2 {
+			continue
+		}
+		a, err := netip.ParseAddr(fields[0])
+		if err != nil || !a.Is4() || a.IsLoopback() || a.IsUnspecified() || a.IsMulticast() ||
+			a == netip.AddrFrom4([4]byte{255, 255, 255, 255}) {
+			continue
+		}
+		if len(lines) == maxHosts {
+			return nil, fmt.Errorf("etc/hosts has more than %d names of other hosts", maxHosts)
+		}
+		lines = append(lines, strings.Join(fields, " "))
+	}
+	return lines, nil
 }
 
 func (h Host) certificates() (string, error) {

@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"testing"
 
 	"github.com/pandastack/pandastack/internal/os/clientconfig"
@@ -25,6 +26,14 @@ func TestRead(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	hosts := "127.0.0.1 localhost\n127.0.1.1 me\n::1 me6\n# 192.0.2.9 no\n192.0.2.1\tnpm.example  npm # mirror\nbad line\n" +
+		"fe80::1 six\n224.0.0.1 all\n0.0.0.0 blocked.example\n192.0.2.2 pypi.example\n"
+	if err := os.MkdirAll(filepath.Join(root, "etc"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(root, "etc/hosts"), []byte(hosts), 0o644); err != nil {
+		t.Fatal(err)
+	}
 	says := map[string]string{"npm": "https://user:secret@npm.example/x/\n", "go": "https://a:b@go.example,direct\n"}
 	h := clientconfig.Host{Root: root, Run: func(_ context.Context, name string, _ ...string) (string, error) {
 		if text, installed := says[name]; installed {
@@ -36,8 +45,9 @@ func TestRead(t *testing.T) {
 	want := clientconfig.Config{
 		Certificates: "-----BEGIN CERTIFICATE-----\na\n-----BEGIN CERTIFICATE-----\nb\n",
 		NPM:          "https://npm.example/x/", Go: "https://go.example,direct",
+		Hosts: []string{"192.0.2.1 npm.example npm", "192.0.2.2 pypi.example"},
 	}
-	if err != nil || got != want {
+	if err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("Read() = %+v, %v, want %+v", got, err, want)
 	}
 	broken := errors.New("broken")
