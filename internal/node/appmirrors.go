@@ -70,7 +70,8 @@ func mirrorFiles(set config.AppMirrors) map[string]string {
 	if set.Maven != "" {
 		var at strings.Builder
 		_ = xml.EscapeText(&at, []byte(set.Maven)) // a strings.Builder takes everything
-		files["/root/.m2/settings.xml"] = "<settings><mirrors><mirror><id>mirror</id><mirrorOf>central</mirrorOf><url>" +
+		files["/root/.m2/settings.xml"] = "<settings><mirrors><mirror><id>mirror</id>" +
+			"<mirrorOf>central</mirrorOf><url>" +
 			at.String() + "</url></mirror></mirrors></settings>\n"
 	}
 	return files

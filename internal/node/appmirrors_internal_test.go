@@ -43,7 +43,8 @@ func TestAppMirrors(t *testing.T) {
 	}
 	set.Cargo, set.Maven = "https://cargo.example/index", "https://maven.example/a&b/"
 	m, err = appMirrors(t.Context(), set, host)
-	if err != nil || !strings.Contains(m.Files["/.cargo/config.toml"], `registry = "sparse+https://cargo.example/index/"`) ||
+	cargo := `registry = "sparse+https://cargo.example/index/"`
+	if err != nil || !strings.Contains(m.Files["/.cargo/config.toml"], cargo) ||
 		!strings.Contains(m.Files["/root/.m2/settings.xml"], "<url>https://maven.example/a&amp;b/</url>") ||
 		m.Env["MVNW_REPOURL"] != "https://maven.example/a&b" {
 		t.Errorf("mirrors %+v, %v", m, err)

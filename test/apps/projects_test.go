@@ -5,7 +5,6 @@ package apps
 import (
 	"bytes"
 	"context"
-	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -61,6 +60,7 @@ func TestProjects(t *testing.T) {
 	tool(t, "git")
 	n := nodelab.Start(t, nodelab.DataDir(t), "--apps-mirrors-from-host=true", "--network-allow", registries(t))
 	n.Bake("base")
+	n.JSON(nil, "template", "bake", "postgres-16")
 	c, err := client.New(n.URL, n.AccessKey())
 	if err != nil {
 		t.Fatal(err)
@@ -122,16 +122,18 @@ func (s *site) all() {
 // database returns a new database, which is deleted after the app.
 func (s *site) database() api.DatabaseID {
 	s.t.Helper()
-	s.l.JSON(nil, "template", "bake", "postgres-16")
-	var d api.Database
-	s.l.JSON(&d, "database", "create", s.p.name)
-	s.t.Cleanup(func() { s.l.JSON(nil, "database", "delete", string(d.ID)) })
-	nodelab.Eventually(s.t, "database", func() error {
-		if s.l.JSON(&d, "database", "get", string(d.ID)); d.Status != api.DatabaseRunning {
-			return fmt.Errorf("the database is %s: %s", d.Status, d.Error)
+	d, err := s.l.c.Databases.Create(s.t.Context(), api.CreateDatabaseRequest{Label: s.p.name})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.t.Cleanup(func() {
+		if err := s.l.c.Databases.Delete(context.WithoutCancel(s.t.Context()), d.ID); err != nil {
+			s.t.Errorf("delete the database: %v", err)
 		}
-		return nil
 	})
+	if _, err := s.l.c.Databases.WaitUntilRunning(s.t.Context(), d.ID); err != nil {
+		s.t.Fatal(err)
+	}
 	return d.ID
 }
 

@@ -26,7 +26,8 @@ func TestRead(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	hosts := "127.0.0.1 localhost\n127.0.1.1 me\n::1 me6\n# 192.0.2.9 no\n192.0.2.1\tnpm.example  npm # mirror\nbad line\n" +
+	hosts := "127.0.0.1 localhost\n127.0.1.1 me\n::1 me6\n# 192.0.2.9 no\n" +
+		"192.0.2.1\tnpm.example  npm # mirror\nbad line\n" +
 		"fe80::1 six\n224.0.0.1 all\n0.0.0.0 blocked.example\n192.0.2.2 pypi.example\n"
 	if err := os.MkdirAll(filepath.Join(root, "etc"), 0o755); err != nil {
 		t.Fatal(err)
