@@ -109,9 +109,6 @@ type project struct {
 // change makes the second version.
 func (p *project) change(g *generator) { g.replace(p.file, p.old, p.new) }
 
-// memory is a line of a program that says how much memory its machine has, about.
-const memory = "const memory = ' ' + Math.round(require('os').totalmem() / 2 ** 30) + ' GiB';\n"
-
 var projects = []project{
 	{
 		name: "static", file: "index.html", old: "the first page", new: "the second page",
@@ -161,7 +158,6 @@ func main() {
 `)
 			g.run(".", "go", "get", "github.com/go-chi/chi/v5@v5.2.1")
 		},
-		app: api.CreateAppRequest{MemoryMB: 2048},
 	},
 	{
 		name: "fastapi-uv", file: "main.py", old: "Hello World", new: "Hello second version",
@@ -200,7 +196,6 @@ func main() {
 			g.write("src/pages/index.astro", "---\nconst page = 'page';\n---\n<html><body><h1>the first {page}</h1>"+
 				"<p>the first page</p></body></html>\n")
 		},
-		app: api.CreateAppRequest{MemoryMB: 2048},
 	},
 	{
 		name: "monorepo", file: "packages/words/index.js", old: "the first words", new: "the second words",
@@ -211,24 +206,23 @@ func main() {
 			g.run(".", "npm", "pkg", "set", "name=@site/words", "-w", "packages/words")
 			g.run(".", "npm", "pkg", "set", "scripts.start=node index.js", "-w", "apps/site")
 			g.write("packages/words/index.js", "module.exports = 'the first words';\n")
-			g.write("apps/site/index.js", "const words = require('@site/words');\n"+memory+
-				"require('fastify')().get('/', async () => words + memory)"+
+			g.write("apps/site/index.js", "const words = require('@site/words');\n"+
+				"require('fastify')().get('/', async () => words)"+
 				".listen({ host: '0.0.0.0', port: process.env.PORT });\n")
 			g.lock("-w", "apps/site", "fastify@5.6.1", "@site/words@1.0.0")
 		},
-		also: "2 GiB", app: api.CreateAppRequest{RootDirectory: "apps/site", MemoryMB: 2048},
+		app: api.CreateAppRequest{RootDirectory: "apps/site"},
 	},
 	{
 		name: "dockerfile", file: "server.js", old: "the first image", new: "the second image",
 		generate: func(g *generator) {
 			g.run(".", "npm", "init", "-y")
 			g.lock("express@5.1.0")
-			g.write("server.js", memory+"require('express')().get('/', (_, r) => r.send('the first image' + memory))"+
+			g.write("server.js", "require('express')().get('/', (_, r) => r.send('the first image'))"+
 				".listen(process.env.PORT)\n")
 			g.write("Dockerfile", "FROM base\nWORKDIR /srv\nCOPY package.json package-lock.json ./\nRUN npm ci\n"+
 				"COPY . .\nCMD node server.js\n")
 		},
-		also: "2 GiB", app: api.CreateAppRequest{MemoryMB: 2048},
 	},
 	{
 		name: "next", file: "app/page.js", old: "Hello World!", new: "Hello second version!",
@@ -238,7 +232,6 @@ func main() {
 				"--import-alias", "@/*", "--yes")
 			g.lock()
 		},
-		app: api.CreateAppRequest{MemoryMB: 2048},
 	},
 }
 
