@@ -1,6 +1,7 @@
 package api
 
 import (
+	"encoding/json"
 	"net/http"
 	"net/url"
 	"strings"
@@ -42,10 +43,13 @@ func ParseScheduleID(s string) (ScheduleID, error) {
 	return "", Errorf(NotFound, "schedule %s not found: ids look like sch and 20 letters and digits", quote(s))
 }
 
-// ScheduleTarget says what a schedule does: it runs a command in a sandbox or sends a request.
+// ScheduleTarget says what a schedule does: it calls a function, runs a command or sends a request.
 //
-// One of SandboxID, Template and URL is set.
+// One of FunctionID, SandboxID, Template and URL is set. Commands run in a sandbox.
 type ScheduleTarget struct {
+	FunctionID FunctionID      `json:"function_id,omitempty" doc:"Function to invoke; its own time limit applies."`
+	Input      json.RawMessage `json:"input,omitempty" doc:"Event of the function; the schedule's moment if absent."`
+
 	SandboxID SandboxID         `json:"sandbox_id,omitempty" doc:"Sandbox to run command in; it is woken."`
 	Template  string            `json:"template,omitempty" doc:"Template of a new sandbox for each run."`
 	Command   string            `json:"command,omitempty" doc:"Shell command."`
@@ -96,6 +100,7 @@ type Schedule struct {
 	Workspace  Workspace       `json:"workspace"`
 	Name       string          `json:"name"`
 	Cron       string          `json:"cron"`
+	FunctionID FunctionID      `json:"function_id,omitempty" doc:"That of its target."`
 	Target     ScheduleTarget  `json:"target" doc:"Values of its variables and headers are masked."`
 	Options    ScheduleOptions `json:"options"`
 	Paused     bool            `json:"paused"`
@@ -130,6 +135,7 @@ type ScheduleRun struct {
 	ID           RunID      `json:"id"`
 	Workspace    Workspace  `json:"workspace"`
 	ScheduleID   ScheduleID `json:"schedule_id"`
+	FunctionID   FunctionID `json:"function_id,omitempty"`
 	SandboxID    SandboxID  `json:"sandbox_id,omitempty"`
 	Status       RunStatus  `json:"status" enum:"queued,running,success,error,timeout,skipped,canceled"`
 	Trigger      string     `json:"trigger" enum:"schedule,manual"`
@@ -148,9 +154,11 @@ type ScheduleRun struct {
 type CreateScheduleRequest struct {
 	Name    string          `json:"name"`
 	Cron    string          `json:"cron" doc:"Five fields, six with seconds, @daily and its like, or @every 90s."`
-	Target  ScheduleTarget  `json:"target"`
+	Target  ScheduleTarget  `json:"target,omitzero"`
 	Options ScheduleOptions `json:"options,omitempty"`
 	Paused  bool            `json:"paused,omitempty"`
+
+	FunctionID FunctionID `json:"function_id,omitempty" doc:"Stands for target.function_id, without a target."`
 }
 
 // UpdateScheduleRequest changes a schedule: PATCH /v1/schedules/{id}. Absent fields stay.
@@ -166,6 +174,12 @@ type UpdateScheduleRequest struct {
 func (r *CreateScheduleRequest) Validate() error {
 	if err := validateScheduleName(r.Name); err != nil {
 		return err
+	}
+	if r.FunctionID != "" {
+		if r.Target.count() > 0 {
+			return invalid("function_id", "cannot be combined with target: use one of them")
+		}
+		r.Target.FunctionID = r.FunctionID
 	}
 	if err := r.Target.validate(); err != nil {
 		return err
@@ -203,16 +217,25 @@ func validateScheduleName(name string) error {
 	return nil
 }
 
-func (t *ScheduleTarget) validate() error {
-	targets := 0
-	for _, set := range []bool{t.SandboxID != "", t.Template != "", t.URL != ""} {
+// count returns how many targets are set.
+func (t *ScheduleTarget) count() int {
+	n := 0
+	for _, set := range []bool{t.FunctionID != "", t.SandboxID != "", t.Template != "", t.URL != ""} {
 		if set {
-			targets++
+			n++
 		}
 	}
+	return n
+}
+
+func (t *ScheduleTarget) validate() error {
 	switch {
-	case targets != 1:
-		return invalid("target", "set exactly one of sandbox_id, template and url")
+	case t.count() != 1:
+		return invalid("target", "set exactly one of function_id, sandbox_id, template and url")
+	case t.FunctionID != "":
+		return t.validateFunction()
+	case len(t.Input) > 0:
+		return invalid("target.input", "is for functions: leave it out without function_id")
 	case t.SandboxID != "" && !t.SandboxID.Valid():
 		return invalid("target.sandbox_id", "%s is not the id of a sandbox", quote(string(t.SandboxID)))
 	case t.Template != "" && !validTemplateRef(t.Template):
@@ -236,6 +259,20 @@ func (t *ScheduleTarget) validate() error {
 		if !envName.MatchString(name) || strings.ContainsRune(value, 0) || len(value) > MaxEnvValue {
 			return invalid("target.env", "%s is not a variable with at most %d bytes", quote(name), MaxEnvValue)
 		}
+	}
+	return nil
+}
+
+func (t *ScheduleTarget) validateFunction() error {
+	switch {
+	case !t.FunctionID.Valid():
+		return invalid("target.function_id", "%s is not the id of a function", quote(string(t.FunctionID)))
+	case len(t.Input) > MaxScheduleBody:
+		return invalid("target.input", "has %d bytes: use at most %d", len(t.Input), MaxScheduleBody)
+	case t.Command != "" || t.Method != "" || t.Body != "" || len(t.Env) > 0 || len(t.Headers) > 0:
+		return invalid("target.command", "and env, method, headers and body are not for functions: send target.input")
+	case t.TimeoutSeconds != 0:
+		return invalid("target.timeout_seconds", "is that of the function: set it there")
 	}
 	return nil
 }

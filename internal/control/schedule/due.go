@@ -37,9 +37,11 @@ func (s *Service) addDue(ctx context.Context) (time.Time, error) {
 			}
 			return store.Time(next), nil
 		}
+		var replaced []string
 		err = s.db.Write(ctx, "schedule due", func(ctx context.Context, tx *store.Tx) error {
+			replaced = nil
 			for i := range rows {
-				if err := s.advance(ctx, tx, &rows[i], now); err != nil {
+				if err := s.advance(ctx, tx, &rows[i], now, &replaced); err != nil {
 					return fmt.Errorf("schedule %s: %w", rows[i].ID, err)
 				}
 			}
@@ -48,12 +50,20 @@ func (s *Service) addDue(ctx context.Context) (time.Time, error) {
 		if err != nil {
 			return time.Time{}, err
 		}
-		s.jobs.Notify()
+		s.notify()
+		s.interrupt(replaced)
 	}
 }
 
 // advance adds the runs of a schedule that is due and sets its next moment. It does nothing if another process has.
-func (s *Service) advance(ctx context.Context, tx *store.Tx, row *store.Schedule, now time.Time) error {
+// Runs of functions that were replaced are added to replaced.
+func (s *Service) advance(
+	ctx context.Context,
+	tx *store.Tx,
+	row *store.Schedule,
+	now time.Time,
+	replaced *[]string,
+) error {
 	_, options, err := decode(row)
 	if err != nil {
 		return err
@@ -76,7 +86,7 @@ func (s *Service) advance(ctx context.Context, tx *store.Tx, row *store.Schedule
 		return err
 	}
 	for _, m := range moments {
-		if _, err := s.add(ctx, tx, row, m, false); err != nil {
+		if _, err := s.add(ctx, tx, row, m, false, replaced); err != nil {
 			return err
 		}
 	}
@@ -130,8 +140,9 @@ func (s *Service) add(
 	row *store.Schedule,
 	moment time.Time,
 	manual bool,
+	replaced *[]string,
 ) (store.ScheduleRun, error) {
-	_, options, err := decode(row)
+	target, options, err := decode(row)
 	if err != nil {
 		return store.ScheduleRun{}, err
 	}
@@ -169,19 +180,28 @@ func (s *Service) add(
 	if run.Waiting || run.Ended > 0 {
 		return run, nil
 	}
-	return run, s.enqueue(ctx, tx, &run, options)
+	if target.FunctionID != "" && options.Overlap == api.OverlapReplace {
+		if err := s.replaceFunction(ctx, tx, &run, target.FunctionID, replaced); err != nil {
+			return run, err
+		}
+	}
+	return run, s.enqueue(ctx, tx, &run, target, options)
 }
 
-// enqueue adds the job of a run.
+// enqueue adds the job of a run, or its invocation.
 func (s *Service) enqueue(
 	ctx context.Context,
 	tx *store.Tx,
 	run *store.ScheduleRun,
+	target api.ScheduleTarget,
 	options api.ScheduleOptions,
 ) error {
 	begin := store.Time(run.Moment)
 	if !run.Manual {
 		begin = begin.Add(jitter(run, time.Duration(options.JitterSeconds)*time.Second))
+	}
+	if target.FunctionID != "" {
+		return s.enqueueFunction(ctx, tx, run, target, options, begin)
 	}
 	_, _, err := s.jobs.EnqueueTx(ctx, tx, job.Spec{
 		ID: run.ID, Kind: jobKind, Key: run.ID, Owner: OwnerKind + "/" + run.Schedule,
@@ -219,7 +239,7 @@ func (s *Service) promote(ctx context.Context, tx *store.Tx, schedule string) er
 	if err != nil {
 		return ignore(err, store.ErrNotFound)
 	}
-	_, options, err := decode(&row)
+	target, options, err := decode(&row)
 	if err != nil {
 		return err
 	}
@@ -228,5 +248,5 @@ func (s *Service) promote(ctx context.Context, tx *store.Tx, schedule string) er
 	if err := tx.UpdateScheduleRun(ctx, &run, "waiting"); err != nil {
 		return err
 	}
-	return s.enqueue(ctx, tx, &run, options)
+	return s.enqueue(ctx, tx, &run, target, options)
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
 	"github.com/pandastack/pandastack/internal/control/auth"
+	"github.com/pandastack/pandastack/internal/control/function/invocation"
 	"github.com/pandastack/pandastack/internal/control/job"
 	"github.com/pandastack/pandastack/internal/control/quota"
 	"github.com/pandastack/pandastack/internal/control/schedule"
@@ -36,6 +37,9 @@ type fixture struct {
 	dsn   string
 	db    *store.DB
 	boxes *boxes
+
+	functions *functions // nil: processes have none
+	schedules int        // quota; 20 if 0
 }
 
 // test runs f in a bubble.
@@ -74,16 +78,27 @@ func (f *fixture) start(db *store.DB) process {
 	if err != nil {
 		f.Fatal(err)
 	}
-	s, err := schedule.New(schedule.Config{}, schedule.Deps{
+	limit := config.Quota{Schedules: max(f.schedules, 20)}
+	deps := schedule.Deps{
 		Store: db, Jobs: jobs, Sandboxes: f.boxes, Templates: f.boxes,
-		Quotas: quota.New(quota.Config{Defaults: quota.Defaults(config.Quota{Schedules: 20})}, db), Log: log,
-	})
+		Quotas: quota.New(quota.Config{Defaults: quota.Defaults(limit)}, db), Log: log,
+	}
+	loops := []func(context.Context) error{jobs.Run}
+	if f.functions != nil {
+		invocations, err := invocation.New(invocation.Config{},
+			invocation.Deps{Store: db, Jobs: jobs, Invoker: f.functions, Log: log})
+		if err != nil {
+			f.Fatal(err)
+		}
+		deps.Functions, loops = invocations, append(loops, invocations.Run)
+	}
+	s, err := schedule.New(schedule.Config{}, deps)
 	if err != nil {
 		f.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.WithoutCancel(f.Context()))
 	var wg sync.WaitGroup
-	for _, run := range []func(context.Context) error{jobs.Run, s.Run} {
+	for _, run := range append(loops, s.Run) {
 		wg.Go(func() {
 			if err := run(ctx); err != nil {
 				f.Errorf("Run: %v", err)

@@ -92,6 +92,12 @@ func (s *Service) checkTarget(ctx context.Context, p auth.Principal, t api.Sched
 	var err error
 	field := "target.sandbox_id"
 	switch {
+	case t.FunctionID != "" && s.functions == nil:
+		return api.Errorf(api.Unsupported, "target.function_id: this server has no functions").
+			With("field", "target.function_id")
+	case t.FunctionID != "":
+		field = "target.function_id"
+		err = s.functions.Check(ctx, p, t.FunctionID)
 	case t.SandboxID != "":
 		_, err = s.boxes.Get(ctx, p, t.SandboxID)
 	case t.Template != "":
@@ -211,11 +217,24 @@ func (s *Service) Delete(ctx context.Context, p auth.Principal, id api.ScheduleI
 	if err != nil {
 		return api.AsError(err)
 	}
+	target, _, err := decode(&row)
+	if err != nil {
+		return api.AsError(err)
+	}
+	var stopped []string
 	err = s.db.Write(ctx, "schedule delete", func(ctx context.Context, tx *store.Tx) error {
-		return tx.DeleteSchedule(ctx, row.ID)
+		if err := tx.DeleteSchedule(ctx, row.ID); err != nil || target.FunctionID == "" || s.functions == nil {
+			return err
+		}
+		stopped = nil
+		return s.cancelFunctions(ctx, tx, active, target.FunctionID, &stopped)
 	})
 	if err != nil {
 		return api.AsError(err)
+	}
+	s.interrupt(stopped)
+	if target.FunctionID != "" {
+		return nil
 	}
 	for i := range active {
 		s.cancel(ctx, &active[i])
@@ -230,15 +249,18 @@ func (s *Service) Trigger(ctx context.Context, p auth.Principal, id api.Schedule
 		return api.ScheduleRun{}, api.AsError(err)
 	}
 	var run store.ScheduleRun
+	var replaced []string
 	err = s.db.Write(ctx, "schedule trigger", func(ctx context.Context, tx *store.Tx) (err error) {
-		run, err = s.add(ctx, tx, &row, time.Now(), true)
+		replaced = nil
+		run, err = s.add(ctx, tx, &row, time.Now(), true, &replaced)
 		return err
 	})
 	if err != nil {
 		return api.ScheduleRun{}, api.AsError(err)
 	}
-	s.jobs.Notify()
-	return viewRun(&run), nil
+	s.notify()
+	s.interrupt(replaced)
+	return viewRun(&row, &run), nil
 }
 
 // Runs returns the runs of a schedule, newest first. limit is at most 1000.
@@ -258,7 +280,7 @@ func (s *Service) Runs(
 	}
 	out := make([]api.ScheduleRun, 0, len(rows))
 	for i := range rows {
-		out = append(out, viewRun(&rows[i]))
+		out = append(out, viewRun(&row, &rows[i]))
 	}
 	return out, nil
 }
@@ -292,7 +314,7 @@ func (s *Service) view(ctx context.Context, row *store.Schedule) (api.Schedule, 
 	}
 	out := api.Schedule{
 		ID: api.ScheduleID(row.ID), Workspace: api.Workspace(row.Workspace), Name: row.Name, Cron: row.Cron,
-		Target: target, Options: options, Paused: row.Paused, Secret: row.Secret, NextRuns: []time.Time{},
+		Target: target, FunctionID: target.FunctionID, Options: options, Paused: row.Paused, Secret: row.Secret, NextRuns: []time.Time{},
 		CreatedAt: store.Time(row.Created), UpdatedAt: store.Time(row.Changed),
 	}
 	if row.Next > 0 {
@@ -315,13 +337,16 @@ func (s *Service) view(ctx context.Context, row *store.Schedule) (api.Schedule, 
 	return out, nil
 }
 
-// viewRun returns a run as users see it.
-func viewRun(row *store.ScheduleRun) api.ScheduleRun {
+// viewRun returns a run of a schedule as users see it.
+func viewRun(of *store.Schedule, row *store.ScheduleRun) api.ScheduleRun {
 	out := api.ScheduleRun{
 		ID: api.RunID(row.ID), Workspace: api.Workspace(row.Workspace), ScheduleID: api.ScheduleID(row.Schedule),
 		SandboxID: api.SandboxID(row.Sandbox), Status: api.RunStatus(row.State), Trigger: "schedule",
 		ScheduledFor: store.Time(row.Moment), Attempt: row.Attempt, ExitCode: row.ExitCode, Stdout: row.Stdout,
 		Stderr: row.Stderr, Error: row.Error,
+	}
+	if target, _, err := decode(of); err == nil {
+		out.FunctionID = target.FunctionID
 	}
 	if row.Manual {
 		out.Trigger = "manual"

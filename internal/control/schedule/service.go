@@ -11,6 +11,7 @@ import (
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
 	"github.com/pandastack/pandastack/internal/control/auth"
+	"github.com/pandastack/pandastack/internal/control/function/invocation"
 	"github.com/pandastack/pandastack/internal/control/job"
 	"github.com/pandastack/pandastack/internal/control/quota"
 	"github.com/pandastack/pandastack/internal/control/store"
@@ -48,13 +49,24 @@ type Templates interface {
 	Resolve(ctx context.Context, p auth.Principal, name string) (api.Template, error)
 }
 
-// Deps are the components that a Service works with; all are required.
+// Functions are the methods of *invocation.Service that runs of functions need.
+type Functions interface {
+	Check(ctx context.Context, p auth.Principal, id api.FunctionID) error
+	EnqueueTx(ctx context.Context, tx *store.Tx, run invocation.Scheduled) error
+	CancelTx(ctx context.Context, tx *store.Tx, fn api.FunctionID, key string) (string, error)
+	Interrupt(ids ...string)
+	Observe(f invocation.Observer)
+	Notify()
+}
+
+// Deps are the components that a Service works with; all but Functions are required.
 type Deps struct {
 	Store     *store.DB
 	Jobs      *job.Queue // runs the runs; New registers their worker
 	Sandboxes Sandboxes
 	Templates Templates
 	Quotas    *quota.Quotas
+	Functions Functions // nil: functions cannot be targets; New observes its runs
 	Log       *slog.Logger
 }
 
@@ -65,6 +77,7 @@ type Service struct {
 	boxes     Sandboxes
 	templates Templates
 	quotas    *quota.Quotas
+	functions Functions // nil: there are none
 	requests  *sender
 	log       *slog.Logger
 	poked     chan struct{}
@@ -78,14 +91,25 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	}
 	s := &Service{
 		db: deps.Store, jobs: deps.Jobs, boxes: deps.Sandboxes, templates: deps.Templates, quotas: deps.Quotas,
-		requests: newSender(cfg.Networks), log: deps.Log, poked: make(chan struct{}, 1),
+		functions: deps.Functions, requests: newSender(cfg.Networks), log: deps.Log, poked: make(chan struct{}, 1),
 	}
 	deps.Jobs.Register(job.Worker{
 		Kind: jobKind, Run: s.run, Changed: s.jobChanged,
 		Concurrency: cmp.Or(cfg.Concurrency, 16), PerWorkspace: cmp.Or(cfg.PerWorkspace, 4),
 		MaxAttempts: 1, Backoff: 10 * time.Second, Retention: time.Hour,
 	})
+	if s.functions != nil {
+		s.functions.Observe(s.functionChanged)
+	}
 	return s, nil
+}
+
+// notify makes those that run runs look for new ones.
+func (s *Service) notify() {
+	s.jobs.Notify()
+	if s.functions != nil {
+		s.functions.Notify()
+	}
 }
 
 // poke makes Run look at the store now.

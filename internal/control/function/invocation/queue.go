@@ -426,23 +426,21 @@ func (s *Service) bury(
 }
 
 // Ack removes messages that were received. Those whose receipt has expired stay.
-func (s *Service) Ack(ctx context.Context, p auth.Principal, name string, req api.AckRequest) (int, error) {
+func (s *Service) Ack(ctx context.Context, p auth.Principal, name string, req api.AckRequest) error {
 	if err := req.Validate(); err != nil {
-		return 0, err
+		return err
 	}
 	row, _, err := s.findQueue(ctx, p, name)
 	if err != nil {
-		return 0, err
-	}
-	var n int64
-	err = s.db.Write(ctx, "queue ack", func(ctx context.Context, tx *store.Tx) (err error) {
-		n, err = functionstore.In(tx).AckMessages(ctx, row.Workspace, row.Name, req.Receipts, s.micros())
 		return err
+	}
+	err = s.db.Write(ctx, "queue ack", func(ctx context.Context, tx *store.Tx) error {
+		return functionstore.In(tx).AckMessages(ctx, row.Workspace, row.Name, req.Receipts, s.micros())
 	})
 	if err != nil {
-		return 0, api.AsError(err)
+		return api.AsError(err)
 	}
-	return int(n), nil
+	return nil
 }
 
 // Extend sets how long a message that was received cannot be received again, from now on.

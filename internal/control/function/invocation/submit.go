@@ -200,20 +200,11 @@ func (s *Service) cancel(ctx context.Context, id string) (functionstore.Run, err
 	var run functionstore.Run
 	ended := false
 	err := s.db.Write(ctx, "invocation cancel", func(ctx context.Context, tx *store.Tx) (err error) {
-		in := functionstore.In(tx)
-		if run, err = in.Run(ctx, id); err != nil || run.Ended > 0 {
-			return err
-		}
-		was := run.State
-		run.State, run.Instance, run.Lease, run.Ended = store.RunCanceled, "", 0, s.micros()
-		if err := in.UpdateRun(ctx, &run, was, outcomeColumns...); err != nil {
+		if run, err = functionstore.In(tx).Run(ctx, id); err != nil || run.Ended > 0 {
 			return err
 		}
 		ended = true
-		if was == functionstore.RunHeld { // it had no place that another one could get
-			return nil
-		}
-		return s.follow(ctx, tx, &run)
+		return s.cancelTx(ctx, tx, &run)
 	})
 	if err != nil {
 		return run, err
@@ -223,6 +214,19 @@ func (s *Service) cancel(ctx context.Context, id string) (functionstore.Run, err
 		s.announce([]functionstore.Run{run})
 	}
 	return run, nil
+}
+
+// cancelTx writes a run that has not ended as canceled.
+func (s *Service) cancelTx(ctx context.Context, tx *store.Tx, run *functionstore.Run) error {
+	was := run.State
+	run.State, run.Instance, run.Lease, run.Ended = store.RunCanceled, "", 0, s.micros()
+	if err := functionstore.In(tx).UpdateRun(ctx, run, was, outcomeColumns...); err != nil {
+		return err
+	}
+	if was == functionstore.RunHeld { // it had no place that another one could get
+		return nil
+	}
+	return s.follow(ctx, tx, run)
 }
 
 // Forget cancels the runs of a function that is being deleted, and takes it from its queues. It may be called again.
@@ -285,16 +289,21 @@ func (s *Service) EnqueueTx(ctx context.Context, tx *store.Tx, in Scheduled) err
 	return functionstore.In(tx).InsertRun(ctx, &run)
 }
 
-// CancelScheduled ends the run with a key, if it has not ended.
-func (s *Service) CancelScheduled(ctx context.Context, fn api.FunctionID, key string) error {
-	run, err := functionstore.In(s.db.Read()).RunByKey(ctx, string(fn), key)
-	if err == nil {
-		_, err = s.cancel(ctx, run.ID)
+// CancelTx ends the run of a function with a key in a transaction of the caller, unless it has ended. The caller passes
+// the id to Interrupt after the commit; it is "" if nothing was ended.
+func (s *Service) CancelTx(ctx context.Context, tx *store.Tx, fn api.FunctionID, key string) (string, error) {
+	run, err := functionstore.In(tx).RunByKey(ctx, string(fn), key)
+	if err != nil || run.Ended > 0 {
+		return "", ignore(err, store.ErrNotFound)
 	}
-	if errors.Is(err, store.ErrNotFound) {
-		return nil
+	return run.ID, s.cancelTx(ctx, tx, &run)
+}
+
+// Interrupt ends the attempts at runs that CancelTx has ended.
+func (s *Service) Interrupt(ids ...string) {
+	for _, id := range ids {
+		s.interrupt(id)
 	}
-	return err
 }
 
 // Check returns an error if the workspace has no function with the id.

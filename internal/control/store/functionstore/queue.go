@@ -153,21 +153,11 @@ func (t Tx) ExtendMessage(
 	return store.Changed(res, err, "message with receipt", receipt)
 }
 
-// AckMessages removes messages of a queue by receipts, and returns how many it has removed.
-//
-// Those that can be received again by now stay.
-func (t Tx) AckMessages(
-	ctx context.Context,
-	workspace, queue string,
-	receipts []string,
-	now int64,
-) (int64, error) {
-	res, err := t.db.NewDelete().Model((*Message)(nil)).Where("workspace = ?", workspace).
+// AckMessages removes messages of a queue by receipts. Those that can be received again by now stay.
+func (t Tx) AckMessages(ctx context.Context, workspace, queue string, receipts []string, now int64) error {
+	_, err := t.db.NewDelete().Model((*Message)(nil)).Where("workspace = ?", workspace).
 		Where("queue = ?", queue).Where("receipt IN (?)", bun.List(receipts)).Where("visible > ?", now).Exec(ctx)
-	if err != nil {
-		return 0, err
-	}
-	return res.RowsAffected()
+	return err
 }
 
 // DeleteMessage removes a row. A missing row is no error.
