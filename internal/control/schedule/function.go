@@ -7,10 +7,48 @@ import (
 	"time"
 
 	"github.com/pandastack/pandastack/api"
-	"github.com/pandastack/pandastack/internal/control/function/invocation"
+	"github.com/pandastack/pandastack/internal/control/auth"
 	"github.com/pandastack/pandastack/internal/control/store"
-	"github.com/pandastack/pandastack/internal/control/store/functionstore"
 )
+
+// Functions are the methods of *invocation.Service that runs of functions need.
+type Functions interface {
+	// Check returns an error if the caller's workspace has no function with the id.
+	Check(ctx context.Context, p auth.Principal, id api.FunctionID) error
+	// EnqueueTx adds an invocation. The error wraps store.ErrNotFound if the function is gone.
+	EnqueueTx(ctx context.Context, tx *store.Tx, run FunctionRun) error
+	// CancelTx ends the invocation of a run, and returns its id, or "" if it has ended before.
+	CancelTx(ctx context.Context, tx *store.Tx, fn api.FunctionID, run string) (string, error)
+	// Interrupt ends attempts at invocations that CancelTx has ended, after the commit.
+	Interrupt(ids ...string)
+	// Observe sets what is called in every transaction that changes the state of an invocation.
+	Observe(f func(ctx context.Context, tx *store.Tx, state FunctionState) error)
+	// Notify says that a transaction with EnqueueTx was committed.
+	Notify()
+}
+
+// FunctionRun is a run that invokes a function.
+type FunctionRun struct {
+	Run         string // id of the run, which has one invocation
+	Function    api.FunctionID
+	Workspace   api.Workspace
+	Schedule    api.ScheduleID
+	Moment, Due time.Time
+	Input       json.RawMessage
+	Attempts    int // at most
+}
+
+// FunctionState is the state of the invocation of a run. Times are microseconds.
+type FunctionState struct {
+	Run            string
+	State          string // as of store.ScheduleRun
+	Attempt        int
+	Sandbox        string
+	ExitCode       *int
+	Stdout, Stderr string
+	Error          string // of the last attempt; "" if it did not fail
+	Started, Ended int64  // 0: not yet
+}
 
 // event is what a function gets from a schedule that has no input for it.
 type event struct {
@@ -38,8 +76,8 @@ func (s *Service) enqueueFunction(
 	}
 	err := store.ErrNotFound
 	if s.functions != nil {
-		err = s.functions.EnqueueTx(ctx, tx, invocation.Scheduled{
-			Key: run.ID, Function: target.FunctionID, Workspace: api.Workspace(run.Workspace),
+		err = s.functions.EnqueueTx(ctx, tx, FunctionRun{
+			Run: run.ID, Function: target.FunctionID, Workspace: api.Workspace(run.Workspace),
 			Schedule: api.ScheduleID(run.Schedule), Moment: store.Time(run.Moment), Due: begin, Input: input,
 			Attempts: options.MaxAttempts,
 		})
@@ -104,16 +142,13 @@ func (s *Service) interrupt(ids []string) {
 }
 
 // functionChanged keeps a run in step with its invocation.
-func (s *Service) functionChanged(ctx context.Context, tx *store.Tx, r *functionstore.Run) error {
-	if r.Dedupe == nil { // it is older than a key is kept
-		return nil
-	}
-	run, err := tx.ScheduleRun(ctx, *r.Dedupe)
+func (s *Service) functionChanged(ctx context.Context, tx *store.Tx, r FunctionState) error {
+	run, err := tx.ScheduleRun(ctx, r.Run)
 	if err != nil {
 		return ignore(err, store.ErrNotFound)
 	}
-	run.State, run.Attempt, run.Sandbox, run.ExitCode = r.State, int(r.Attempt), r.Sandbox, r.ExitCode
-	run.Stdout, run.Stderr, run.Error = output(r.Stdout), output(r.Stderr), failure(r.Error)
+	run.State, run.Attempt, run.Sandbox, run.ExitCode = r.State, r.Attempt, r.Sandbox, r.ExitCode
+	run.Stdout, run.Stderr, run.Error = output(r.Stdout), output(r.Stderr), text(r.Error)
 	if run.Started == 0 {
 		run.Started = r.Started
 	}
@@ -128,12 +163,3 @@ func (s *Service) functionChanged(ctx context.Context, tx *store.Tx, r *function
 
 // output is the end of an output of an invocation.
 func output(s string) string { return text(s[max(0, len(s)-api.MaxRunOutput):]) }
-
-// failure is the message of an error of an invocation.
-func failure(s string) string {
-	var e api.FunctionError
-	if s == "" || json.Unmarshal([]byte(s), &e) != nil || e.Type == "" {
-		return text(s)
-	}
-	return text(e.Type + ": " + e.Message)
-}

@@ -114,8 +114,8 @@ func TestFunction(t *testing.T) {
 		after(25 * time.Second)
 		f.want("runs", states(f.runs(s, c.ID)), "10 success, 20 success")
 		last := f.runs(s, c.ID)[1]
-		if last.FunctionID != c.FunctionID || last.Attempt != 2 || last.Stdout != "printed" || last.SandboxID != "sbx" ||
-			last.StartedAt == nil || last.EndedAt == nil || last.Error != "" {
+		if last.FunctionID != c.FunctionID || last.Attempt != 2 || last.Stdout != "printed" ||
+			last.SandboxID != "sbx" || last.StartedAt == nil || last.EndedAt == nil || last.Error != "" {
 			t.Errorf("run %+v", last)
 		}
 		var event struct {

@@ -314,8 +314,8 @@ func (s *Service) view(ctx context.Context, row *store.Schedule) (api.Schedule, 
 	}
 	out := api.Schedule{
 		ID: api.ScheduleID(row.ID), Workspace: api.Workspace(row.Workspace), Name: row.Name, Cron: row.Cron,
-		Target: target, FunctionID: target.FunctionID, Options: options, Paused: row.Paused, Secret: row.Secret, NextRuns: []time.Time{},
-		CreatedAt: store.Time(row.Created), UpdatedAt: store.Time(row.Changed),
+		Target: target, FunctionID: target.FunctionID, Options: options, Paused: row.Paused, Secret: row.Secret,
+		NextRuns: []time.Time{}, CreatedAt: store.Time(row.Created), UpdatedAt: store.Time(row.Changed),
 	}
 	if row.Next > 0 {
 		next := store.Time(row.Next)

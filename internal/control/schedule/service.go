@@ -11,7 +11,6 @@ import (
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
 	"github.com/pandastack/pandastack/internal/control/auth"
-	"github.com/pandastack/pandastack/internal/control/function/invocation"
 	"github.com/pandastack/pandastack/internal/control/job"
 	"github.com/pandastack/pandastack/internal/control/quota"
 	"github.com/pandastack/pandastack/internal/control/store"
@@ -47,16 +46,6 @@ type Sandboxes interface {
 // Templates finds templates by the names that users call them.
 type Templates interface {
 	Resolve(ctx context.Context, p auth.Principal, name string) (api.Template, error)
-}
-
-// Functions are the methods of *invocation.Service that runs of functions need.
-type Functions interface {
-	Check(ctx context.Context, p auth.Principal, id api.FunctionID) error
-	EnqueueTx(ctx context.Context, tx *store.Tx, run invocation.Scheduled) error
-	CancelTx(ctx context.Context, tx *store.Tx, fn api.FunctionID, key string) (string, error)
-	Interrupt(ids ...string)
-	Observe(f invocation.Observer)
-	Notify()
 }
 
 // Deps are the components that a Service works with; all but Functions are required.

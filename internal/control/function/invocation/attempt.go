@@ -10,6 +10,7 @@ import (
 
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/control/function"
+	"github.com/pandastack/pandastack/internal/control/schedule"
 	"github.com/pandastack/pandastack/internal/control/store"
 	"github.com/pandastack/pandastack/internal/control/store/functionstore"
 )
@@ -234,10 +235,17 @@ func (s *Service) follow(ctx context.Context, tx *store.Tx, row *functionstore.R
 
 // observe informs the observer of a run of a schedule.
 func (s *Service) observe(ctx context.Context, tx *store.Tx, row *functionstore.Run) error {
-	if s.observer == nil || row.Origin != function.OriginSchedule {
+	if s.observer == nil || row.Origin != function.OriginSchedule || row.Dedupe == nil {
 		return nil
 	}
-	return s.observer(ctx, tx, row)
+	state := schedule.FunctionState{
+		Run: *row.Dedupe, State: row.State, Attempt: int(row.Attempt), Sandbox: row.Sandbox, ExitCode: row.ExitCode,
+		Stdout: row.Stdout, Stderr: row.Stderr, Started: row.Started, Ended: row.Ended,
+	}
+	if e := view(row).Error; e != nil {
+		state.Error = e.Type + ": " + e.Message
+	}
+	return s.observer(ctx, tx, state)
 }
 
 // announce informs those who wait for runs that have ended, after the commit.

@@ -341,3 +341,7 @@ func (x *functions) count() int {
 	defer x.mu.Unlock()
 	return len(x.calls)
 }
+
+type jsonText = json.RawMessage
+
+func unmarshal(text string, v any) error { return json.Unmarshal([]byte(text), v) }

@@ -203,7 +203,7 @@ func TestCancel(t *testing.T) {
 		waiting := f.submit(s, fn, event{})
 		after(6 * time.Second) // the other process looks
 		f.want("before", f.states(fn), "map[queued 0:1 running 1:2]")
-		for _, id := range []api.InvocationID{running.ID, again.ID, waiting.ID, waiting.ID} {
+		for _, id := range []api.InvocationID{waiting.ID, waiting.ID, running.ID, again.ID} {
 			run, err := other.Cancel(f.Context(), user, fn.ID, id) // one of them runs in the other process
 			if err != nil || run.Status != api.RunCanceled || run.EndedAt == nil {
 				t.Errorf("canceled: %+v, %v", run, err)

@@ -15,6 +15,7 @@ import (
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/control/function"
 	"github.com/pandastack/pandastack/internal/control/job"
+	"github.com/pandastack/pandastack/internal/control/schedule"
 	"github.com/pandastack/pandastack/internal/control/store"
 	"github.com/pandastack/pandastack/internal/control/store/functionstore"
 )
@@ -51,9 +52,6 @@ type Deps struct {
 	Ended func(api.FunctionRun)
 }
 
-// Observer is called with runs of schedules, in the transactions that change their state.
-type Observer func(ctx context.Context, tx *store.Tx, run *functionstore.Run) error
-
 // Service runs functions asynchronously. Make it with New.
 type Service struct {
 	cfg      Config
@@ -62,7 +60,7 @@ type Service struct {
 	invoker  function.Invoker
 	log      *slog.Logger
 	ended    func(api.FunctionRun)
-	observer Observer
+	observer func(context.Context, *store.Tx, schedule.FunctionState) error
 	client   *http.Client
 	instance string
 	poked    chan struct{}
@@ -104,8 +102,10 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	return s, nil
 }
 
-// Observe sets what is called with the runs of schedules. It must be called before Run.
-func (s *Service) Observe(f Observer) { s.observer = f }
+// Observe sets what is called in the transactions that change the state of runs of schedules. Call it before Run.
+func (s *Service) Observe(f func(context.Context, *store.Tx, schedule.FunctionState) error) {
+	s.observer = f
+}
 
 // Poke makes Run look at the store now: there may be a run that is due, or room for one.
 func (s *Service) Poke(api.FunctionID) { s.wake() }

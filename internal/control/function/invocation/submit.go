@@ -11,6 +11,7 @@ import (
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/control/auth"
 	"github.com/pandastack/pandastack/internal/control/function"
+	"github.com/pandastack/pandastack/internal/control/schedule"
 	"github.com/pandastack/pandastack/internal/control/store"
 	"github.com/pandastack/pandastack/internal/control/store/functionstore"
 )
@@ -66,17 +67,6 @@ func (s *Service) Submit(
 	fn string,
 	req api.InvokeRequest,
 ) (api.FunctionRun, error) {
-	return s.SubmitTraced(ctx, p, fn, req, "")
-}
-
-// SubmitTraced is Submit with the traceparent of the caller.
-func (s *Service) SubmitTraced(
-	ctx context.Context,
-	p auth.Principal,
-	fn string,
-	req api.InvokeRequest,
-	trace string,
-) (api.FunctionRun, error) {
 	if err := req.Validate(); err != nil {
 		return api.FunctionRun{}, err
 	}
@@ -89,7 +79,7 @@ func (s *Service) SubmitTraced(
 	}
 	now := s.now()
 	run := newRun(&row, pol, function.OriginAsync, req.Input, now.Add(time.Duration(req.DelaySeconds)*time.Second))
-	run.Created, run.Version, run.Alias, run.Trace = store.Micros(now), version, req.Alias, trace
+	run.Created, run.Version, run.Alias, run.Trace = store.Micros(now), version, req.Alias, req.Trace
 	if req.IdempotencyKey != "" {
 		run.Dedupe = &req.IdempotencyKey
 	}
@@ -251,20 +241,9 @@ func (s *Service) Forget(ctx context.Context, fn api.FunctionID) error {
 	}
 }
 
-// Scheduled is a run of a schedule.
-type Scheduled struct {
-	Key         string // unique in the function: the id of the run of the schedule
-	Function    api.FunctionID
-	Workspace   api.Workspace
-	Schedule    api.ScheduleID
-	Moment, Due time.Time
-	Input       json.RawMessage
-	Attempts    int
-}
-
 // EnqueueTx adds a run of a schedule in a transaction of the caller. Call Notify after its commit. It does nothing
 // if the function has a run with the key. The error wraps store.ErrNotFound if the function is gone.
-func (s *Service) EnqueueTx(ctx context.Context, tx *store.Tx, in Scheduled) error {
+func (s *Service) EnqueueTx(ctx context.Context, tx *store.Tx, in schedule.FunctionRun) error {
 	fn, err := functionstore.In(tx).Function(ctx, string(in.Function))
 	if err == nil && (fn.State != functionstore.Active || fn.Workspace != string(in.Workspace)) {
 		err = fmt.Errorf("function %s: %w", fn.ID, store.ErrNotFound)
@@ -279,8 +258,8 @@ func (s *Service) EnqueueTx(ctx context.Context, tx *store.Tx, in Scheduled) err
 	pol.attempts = int64(in.Attempts)
 	run := newRun(&fn, pol, function.OriginSchedule, in.Input, in.Due)
 	run.Created, run.Schedule, run.Moment = s.micros(), string(in.Schedule), store.Micros(in.Moment)
-	run.Dedupe = &in.Key
-	switch _, err := functionstore.In(tx).RunByKey(ctx, fn.ID, in.Key); {
+	run.Dedupe = &in.Run
+	switch _, err := functionstore.In(tx).RunByKey(ctx, fn.ID, in.Run); {
 	case err == nil:
 		return nil
 	case !errors.Is(err, store.ErrNotFound):
