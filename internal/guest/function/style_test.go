@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -353,6 +354,23 @@ export const handler = () => [process.env.A ?? null, process.env.B ?? null, Math
 			}
 		})
 	}
+}
+
+func TestTypeScript(t *testing.T) {
+	t.Parallel()
+	needs(t, "nodejs")
+	const ask = "process.exit(process.allowedNodeEnvironmentFlags.has('--experimental-transform-types') ? 0 : 1)"
+	if err := exec.Command("node", "-e", ask).Run(); err != nil {
+		t.Skipf("probe node: it runs no TypeScript: %v", err)
+	}
+	p := place(t, map[string]string{"package.json": `{"type":"module"}`, "index.ts": `
+import { twice } from './lib.js';
+enum Color { Red = 'red' }
+export const handler = async (event: { n: number }): Promise<object> => ({ d: twice(event.n), c: Color.Red });
+`, "lib.ts": "export function twice(n: number): number { return n * 2 }\n"})
+	m := open(t, p, fnruntime.Serve{Runtime: "nodejs"})
+	m.ready()
+	m.want(`{"n":4}`, `{"d":8,"c":"red"}`)
 }
 
 type opener func(runtime, file, source string) *machine
