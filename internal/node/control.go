@@ -103,7 +103,7 @@ func (n *node) control(
 	if err != nil {
 		return nil, nil, "", err
 	}
-	called, err := n.functions(ctx, functionDeps{db, boxes, templates, quotas})
+	called, err := n.functions(ctx, functionDeps{db, boxes, templates, quotas}, jobs)
 	if err != nil {
 		return nil, nil, "", err
 	}
@@ -328,6 +328,7 @@ func (n *node) handler(ctx context.Context, f *services) (http.Handler, error) {
 		IsKey:       e2b.IsKey,
 		Log:         n.Log,
 	})
+	n.functionEdge(&f.functions, guard)
 	n.undo.Push("close connections to sandboxes", func(context.Context) error { ports.Close(); return nil })
 	if err := n.appEdge(ctx, &f.apps, ports, f.registry); err != nil {
 		return nil, err
@@ -342,6 +343,7 @@ func (n *node) handler(ctx context.Context, f *services) (http.Handler, error) {
 			Volumes:      f.volumes,
 			Databases:    f.databases.api(),
 			Apps:         f.apps.api(),
+			Functions:    f.functions.api(),
 			Schedules:    scheduleapi.API{Schedules: f.schedules},
 			Templates:    f.templates,
 			Builds:       f.builds,
@@ -370,7 +372,8 @@ func (n *node) handler(ctx context.Context, f *services) (http.Handler, error) {
 	if err != nil {
 		return nil, err
 	}
-	limited := proxy.LimitHeaders(f.databases.middleware(f.apps.middleware(n, ports.Middleware(sources))))
+	inner := f.apps.middleware(n, f.functions.edge.Middleware(ports.Middleware(sources)))
+	limited := proxy.LimitHeaders(f.databases.middleware(inner))
 	return bodyrate.Handler(proxies.Middleware(limited)), nil
 }
 

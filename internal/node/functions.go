@@ -12,11 +12,14 @@ import (
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/control/function"
 	"github.com/pandastack/pandastack/internal/control/function/builder"
+	"github.com/pandastack/pandastack/internal/control/function/invocation"
 	"github.com/pandastack/pandastack/internal/control/function/limit"
+	"github.com/pandastack/pandastack/internal/control/job"
 	"github.com/pandastack/pandastack/internal/control/quota"
 	"github.com/pandastack/pandastack/internal/control/sandbox"
 	"github.com/pandastack/pandastack/internal/control/store"
 	"github.com/pandastack/pandastack/internal/control/template"
+	"github.com/pandastack/pandastack/internal/ingress/functionedge"
 	"github.com/pandastack/pandastack/internal/lib/blob"
 	"github.com/pandastack/pandastack/internal/os/clientconfig"
 )
@@ -25,6 +28,8 @@ import (
 type functions struct {
 	suffix  string
 	service *function.Service
+	jobs    *invocation.Service
+	edge    *functionedge.Edge // set by handler
 }
 
 // functionDeps are the parts of the control plane that functions need.
@@ -58,7 +63,7 @@ func (n *node) functionURL(base *url.URL, suffix string) func(api.FunctionID) st
 }
 
 // functions creates the service for functions.
-func (n *node) functions(ctx context.Context, deps functionDeps) (f functions, err error) {
+func (n *node) functions(ctx context.Context, deps functionDeps, jobs *job.Queue) (f functions, err error) {
 	set := n.Config.Functions
 	base, err := url.Parse(n.apiURL)
 	if err != nil {
@@ -99,10 +104,14 @@ func (n *node) functions(ctx context.Context, deps functionDeps) (f functions, e
 		Store: deps.store, Sandboxes: deps.sandboxes, Builder: builds, Templates: deps.templates, Code: code,
 		Quotas: deps.quotas, Log: n.Log,
 	})
-	return f, err
+	if err != nil {
+		return f, err
+	}
+	return f, n.invocations(&f, deps, jobs)
 }
 
 // run runs what functions need.
 func (f functions) run(ctx context.Context, n *node) {
 	n.run(ctx, "functions", f.service.Run)
+	n.run(ctx, "asynchronous invocations", f.jobs.Run)
 }
