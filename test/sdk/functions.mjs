@@ -1,0 +1,93 @@
+// Drives the functions of a server with the published TypeScript SDK, unmodified: every method. It reads PANDASTACK_API and
+// PANDASTACK_API_KEY and prints one line of JSON per check: {"name", "ok", "error"?}.
+import { createRequire } from "node:module";
+import { join } from "node:path";
+import { gunzipSync, gzipSync } from "node:zlib";
+import assert from "node:assert/strict";
+
+const require = createRequire(join(process.cwd(), "index.js"));
+const { Client, NotFoundError, BadRequestError } = require("@pandastack/sdk");
+
+const client = new Client({ timeoutMs: 300_000 });
+const functions = client.functions;
+let failed = 0;
+
+async function check(name, fn) {
+  try {
+    await fn();
+    console.log(JSON.stringify({ name, ok: true }));
+  } catch (e) {
+    failed++;
+    console.log(JSON.stringify({ name, ok: false, error: String(e?.stack ?? e) }));
+  }
+}
+
+// tar returns a compressed archive with files of text.
+function tar(files) {
+  const parts = [];
+  for (const [name, text] of Object.entries(files)) {
+    const data = Buffer.from(text);
+    const h = Buffer.alloc(512);
+    h.write(name, 0);
+    h.write("0000644\0", 100);
+    h.write("0000000\0", 108);
+    h.write("0000000\0", 116);
+    h.write(data.length.toString(8).padStart(11, "0") + "\0", 124);
+    h.write("00000000000\0", 136);
+    h.write("        ", 148);
+    h.write("0", 156);
+    h.write("ustar\x0000", 257);
+    h.write(h.reduce((a, b) => a + b, 0).toString(8).padStart(6, "0") + "\0 ", 148);
+    parts.push(h, data, Buffer.alloc((512 - (data.length % 512)) % 512));
+  }
+  return gzipSync(Buffer.concat([...parts, Buffer.alloc(1024)]));
+}
+
+const template = "base"; // the SDK's own default takes minutes to bake
+const name = "sdk-js-" + Math.random().toString(36).slice(2, 8);
+const code = 'print("hello")\ndef handler(event, context):\n    return {"doubled": 2 * event["n"]}\n';
+
+let fn;
+await check("functions.create with empty code, as the SDK's command line does", async () => {
+  fn = await functions.create(name, "python", Buffer.alloc(0), { template, env: { LEVEL: "debug" } });
+  assert.match(fn.id, /^fun[a-z2-7]{20}$/);
+  assert.deepEqual([fn.name, fn.runtime, fn.entrypoint, fn.is_ready, fn.public], [name, "python", "handler.py", false, false]);
+  assert.ok(fn.endpoint && fn.url && Date.parse(fn.created_at) > 0);
+});
+if (!fn) process.exit(1);
+await check("functions.list, get, update", async () => {
+  assert.ok((await functions.list()).some((f) => f.id === fn.id));
+  assert.equal((await functions.get(fn.id)).name, name);
+  const changed = await functions.update(fn.id, { public: true, env: { LEVEL: "info" }, entrypoint: "handler.py" });
+  assert.deepEqual([changed.public, Object.keys(changed.env)], [true, ["LEVEL"]]);
+});
+await check("functions.deployBundle and getCode", async () => {
+  fn = await functions.deployBundle(fn.id, tar({ "handler.py": code }), "handler.py");
+  assert.deepEqual([fn.is_ready, fn.version], [true, 1]);
+  assert.equal(gunzipSync(Buffer.from(await functions.getCode(fn.id))).toString(), code);
+});
+await check("functions.invoke and trigger", async () => {
+  const run = await functions.invoke(fn.id, { n: 21 });
+  assert.equal(run.status, "success", JSON.stringify(run));
+  assert.deepEqual([run.function_id, run.result], [fn.id, { doubled: 42 }]);
+  assert.ok(run.duration_ms >= 0 && Date.parse(run.started_at) > 0 && Date.parse(run.ended_at) > 0);
+  const bad = await functions.trigger(fn.id);
+  assert.deepEqual([bad.status, bad.error.type], ["error", "TypeError"]);
+});
+await check("functions.recordRun, runs, metrics", async () => {
+  const recorded = await functions.recordRun(fn.id, { status: "success", exit_code: 0, stdout: "x", stderr: "", duration_ms: 12 });
+  assert.deepEqual([recorded.status, recorded.stdout], ["success", "x"]);
+  assert.equal((await functions.runs(fn.id)).length, 3);
+  const m = await functions.metrics(fn.id, 1);
+  assert.deepEqual([m.period, m.errors > 0, m.total >= 2], [1, true, true]);
+});
+await check("what is not possible", async () => {
+  await assert.rejects(() => functions.create("No Name", "python", "x"), BadRequestError);
+  await assert.rejects(() => functions.create(name + "-x", "cobol", "x"), BadRequestError);
+  await assert.rejects(() => functions.get("fun" + "a".repeat(20)), NotFoundError);
+});
+await check("functions.delete", async () => {
+  await functions.delete(fn.id);
+  await assert.rejects(() => functions.get(fn.id), NotFoundError);
+});
+process.exit(failed ? 1 : 0);

@@ -1,0 +1,82 @@
+"""Drives the functions of a server with the published Python SDK, unmodified: every method.
+
+It reads PANDASTACK_API and PANDASTACK_API_KEY and prints one line of JSON per check: {"name", "ok", "error"?}.
+"""
+
+import json
+import os
+import random
+import sys
+import tempfile
+import traceback
+
+from pandastack import Client
+from pandastack.exceptions import BadRequestError, NotFoundError
+
+client = Client()
+functions = client.functions
+failed = 0
+
+
+def check(name):
+    """Runs the decorated function at once as a check."""
+
+    def run(fn):
+        global failed
+        try:
+            fn()
+            print(json.dumps({"name": name, "ok": True}), flush=True)
+        except Exception:  # every failure is a result
+            failed += 1
+            print(json.dumps({"name": name, "ok": False, "error": traceback.format_exc()}), flush=True)
+
+    return run
+
+
+def raises(kind, fn):
+    try:
+        fn()
+    except kind as e:
+        return e
+    raise AssertionError(f"no {kind.__name__}")
+
+
+name = f"sdk-py-{random.randrange(1 << 40):x}"
+code = "exports.handler = async (event) => ({ sum: event.a + event.b, level: process.env.LEVEL });\n"
+fn = {}
+
+
+@check("functions.deploy, of a directory")
+def _():
+    with tempfile.TemporaryDirectory() as dir:
+        with open(os.path.join(dir, "handler.js"), "w") as f:
+            f.write(code)
+        fn.update(functions.deploy(name, "nodejs", dir, env={"LEVEL": "debug"}, template="base"))
+    assert (fn["name"], fn["entrypoint"], fn["is_ready"], fn["version"]) == (name, "handler.js", True, 1), fn
+
+
+@check("functions.get, list, update")
+def _():
+    assert functions.get(fn["id"])["name"] == name
+    assert any(f["id"] == fn["id"] for f in functions.list())
+    assert functions.update(fn["id"], public=True)["public"] is True
+
+
+@check("functions.invoke, trigger, runs, metrics")
+def _():
+    run = functions.invoke(fn["id"], input={"a": 1, "b": 2})
+    assert (run["status"], run["result"]) == ("success", {"sum": 3, "level": "debug"}), run
+    assert functions.trigger(fn["id"], input={"a": 1, "b": 1})["result"]["sum"] == 2
+    assert len(functions.runs(fn["id"])) == 2
+    assert functions.metrics(fn["id"], 1)["total"] == 2
+
+
+@check("what is not possible, and functions.delete")
+def _():
+    raises(NotFoundError, lambda: functions.get("fun" + "a" * 20))
+    raises(BadRequestError, lambda: functions.update(fn["id"], name="No Name"))
+    functions.delete(fn["id"])
+    raises(NotFoundError, lambda: functions.get(fn["id"]))
+
+
+sys.exit(1 if failed else 0)
