@@ -45,6 +45,7 @@ type Client struct {
 	Queues    *Queues
 	Templates *Templates
 	Tokens    *Tokens
+	SSHKeys   *SSHKeys
 	Audit     *Audit
 	// Workspaces are the calls of operators on workspaces.
 	Workspaces *Workspaces
@@ -85,6 +86,7 @@ func New(baseURL, key string, opts ...Option) (*Client, error) {
 	c.Templates, c.Tokens, c.Workspaces = &Templates{c}, &Tokens{c}, &Workspaces{c}
 	c.Audit, c.Volumes, c.Databases, c.Apps = &Audit{c}, &Volumes{c}, &Databases{c}, &Apps{c}
 	c.Schedules, c.Functions, c.Queues = &Schedules{c}, &Functions{c}, &Queues{c}
+	c.SSHKeys = &SSHKeys{c}
 	return c, nil
 }
 

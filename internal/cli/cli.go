@@ -25,6 +25,7 @@ import (
 	"github.com/pandastack/pandastack/internal/cli/function"
 	"github.com/pandastack/pandastack/internal/cli/schedule"
 	"github.com/pandastack/pandastack/internal/cli/service"
+	"github.com/pandastack/pandastack/internal/cli/ssh"
 	"github.com/pandastack/pandastack/internal/cli/volume"
 	"github.com/pandastack/pandastack/internal/lib/config"
 )
@@ -176,6 +177,7 @@ func (a *app) root() *cobra.Command {
 	add("node", a.up(), a.setup(), a.service(), a.doctor(), a.config(), a.version())
 	add("use", a.sandbox(), a.template(), a.snapshot(), volume.Command(a.Factory), database.Command(a.Factory),
 		schedule.Command(a.Factory))
+	add("use", ssh.Commands(a.Factory)...)
 	add("use", a.keys(), a.workspaces(), a.audit(), a.me())
 	add("apps", apps.Deploy(a.Factory), apps.Command(a.Factory), function.Command(a.Factory))
 	add("measure", a.demo(), a.bench(), a.conformance())

@@ -43,6 +43,7 @@ type Platform struct {
 	Driver *fake.Driver // driver of the machines, which outlive the node
 	Dir    string       // data directory of the node
 	URL    string       // URL of the API; changes when the node restarts
+	SSH    string       // address of the SSH gateway; changes when the node restarts
 	Key    string       // API key of the default workspace
 	Client *client.Client
 
@@ -168,6 +169,7 @@ func (w *Platform) start() {
 		Log:         log,
 	})
 	w.cleanup(ports.Close)
+	gateway := w.startSSH(ctx, db, keys, boxes, guard, log)
 	v1, err := httpapi.New(
 		httpapi.Config{Version: "test", PreviewKey: previewKey},
 		httpapi.Deps{
@@ -176,6 +178,7 @@ func (w *Platform) start() {
 			Keys:         callers,
 			Guard:        guard,
 			Workspaces:   workspaces,
+			SSH:          gateway,
 			Proxy:        ports,
 			Previews:     previews,
 			Cells:        runner,

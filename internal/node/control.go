@@ -28,6 +28,7 @@ import (
 	"github.com/pandastack/pandastack/internal/control/quota"
 	"github.com/pandastack/pandastack/internal/control/sandbox"
 	"github.com/pandastack/pandastack/internal/control/schedule"
+	"github.com/pandastack/pandastack/internal/control/sshkey"
 	"github.com/pandastack/pandastack/internal/control/store"
 	"github.com/pandastack/pandastack/internal/control/template"
 	"github.com/pandastack/pandastack/internal/control/volume"
@@ -107,9 +108,13 @@ func (n *node) control(
 	if err != nil {
 		return nil, nil, "", err
 	}
+	sshKeys, err := sshkey.New(core.db)
+	if err != nil {
+		return nil, nil, "", err
+	}
 	all := &services{
 		boxes, volumes, templates, builds, workspaces, workspace.Keys{Keys: core.keys, Quotas: quotas}, previews,
-		log, past, dbs, served, called, schedules, core.registry, secret,
+		log, past, dbs, served, called, schedules, sshKeys, sshGateway{}, core.registry, secret,
 	}
 	handler, err = n.handler(ctx, all)
 	if err != nil {
@@ -126,6 +131,7 @@ func (n *node) control(
 	dbs.run(ctx, n)
 	all.apps.run(ctx, n)
 	all.functions.run(ctx, n)
+	all.ssh.run(ctx, n)
 	return handler, dbs.edge, first, nil
 }
 
@@ -277,12 +283,14 @@ type services struct {
 	apps       apps
 	functions  functions
 	schedules  *schedule.Service
+	sshKeys    *sshkey.Keys
+	ssh        sshGateway
 	registry   *prometheus.Registry
 	secret     []byte
 }
 
 // handler creates the handler of all requests: apps and sandbox ports by host name, E2B's API, and /v1. It sets the
-// edge of apps.
+// edge of apps and the SSH gateway.
 func (n *node) handler(ctx context.Context, f *services) (http.Handler, error) {
 	runner := &repl.Runner{MaxContexts: n.Config.Limits.Contexts}
 	previewKey := derive(f.secret, "preview")
@@ -333,6 +341,9 @@ func (n *node) handler(ctx context.Context, f *services) (http.Handler, error) {
 	if err := n.appEdge(ctx, &f.apps, ports, f.registry); err != nil {
 		return nil, err
 	}
+	if f.ssh, err = n.sshGateway(f, guard); err != nil {
+		return nil, err
+	}
 	v1, err := httpapi.New(
 		httpapi.Config{
 			Version: n.Version, PublicURL: n.Config.PublicURL, PreviewKey: previewKey,
@@ -345,6 +356,7 @@ func (n *node) handler(ctx context.Context, f *services) (http.Handler, error) {
 			Apps:         f.apps.api(),
 			Functions:    f.functions.api(),
 			Schedules:    scheduleapi.API{Schedules: f.schedules},
+			SSH:          f.ssh.api,
 			Templates:    f.templates,
 			Builds:       f.builds,
 			Workspaces:   f.workspaces,

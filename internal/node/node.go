@@ -73,6 +73,7 @@ type node struct {
 	cert   certificate             // of everything that is served over TLS
 	pg     net.Listener            // of databases; nil: there are none
 	guests *netslot.Service        // of databases, for guests; nil: they reach none
+	ssh    net.Listener            // of the SSH gateway; nil: there is none
 	plain  net.Listener            // of the API
 	secure net.Listener            // of the API over TLS; nil: there is none
 	acme   *acme.Manager           // issues certificates for domains of apps; nil: none are issued
@@ -157,6 +158,9 @@ func (n *node) start(ctx context.Context) error {
 		return err
 	}
 	if n.pg, err = n.listenDatabases(ctx); err != nil {
+		return err
+	}
+	if n.ssh, err = n.listenSSH(ctx); err != nil {
 		return err
 	}
 	n.apiURL = cmp.Or(strings.TrimSuffix(n.Config.PublicURL, "/"), n.url(n.plain))

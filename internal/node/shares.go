@@ -25,11 +25,14 @@ type shares struct {
 	watchers    *budget.Pool // watchers that clients poll
 	connections *budget.Pool // to the API, by address
 	databases   *budget.Pool // buffers of connections to databases
+	logins      *budget.Pool // SSH connections that have not authenticated
 }
 
 // Parts of the budgets that settings do not change.
 const (
 	maxWatchers        = 1024
+	maxLogins          = 256
+	maxAddressLogins   = 32
 	maxSandboxWatchers = 128
 	// maxSandboxStreams leaves some of the streams of a guest channel to the node, which must be able to freeze a
 	// guest whatever clients do.
@@ -60,6 +63,10 @@ func newShares(c config.Capacity, memory int64) shares {
 		databases: budget.New(budget.Config{
 			Name: "buffers of databases", Total: buffers / 2, Levels: []budget.Level{{Name: "database"}},
 		}),
+		logins: budget.New(budget.Config{
+			Name: "SSH connections that have not logged in", Total: maxLogins,
+			Levels: []budget.Level{{Name: "address", Max: maxAddressLogins}},
+		}),
 	}
 }
 
@@ -70,7 +77,7 @@ func (b shares) guests() activity.Budgets {
 
 // all returns the budgets for metrics.
 func (b shares) all() budget.Collector {
-	return budget.Collector{b.memory, b.streams, b.watchers, b.connections, b.databases}
+	return budget.Collector{b.memory, b.streams, b.watchers, b.connections, b.databases, b.logins}
 }
 
 const minNodeMemory = 256 << 20

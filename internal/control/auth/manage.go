@@ -251,6 +251,7 @@ func (k *Keys) List(ctx context.Context, p Principal) ([]Key, error) {
 //
 // The caller needs the scope keys. An admin cannot revoke the key of an owner, and only an operator that of one. The
 // last key that can manage the keys of a workspace, and the last one that can operate the node, cannot be revoked.
+// SSH keys of a key end with it.
 func (k *Keys) Revoke(ctx context.Context, p Principal, prefix string) error {
 	err := k.db.Write(ctx, "revoke key", func(ctx context.Context, tx *store.Tx) error {
 		target, err := mayTake(ctx, tx, p, prefix)
@@ -258,6 +259,9 @@ func (k *Keys) Revoke(ctx context.Context, p Principal, prefix string) error {
 			return err
 		}
 		if err := notLast(ctx, tx, target); err != nil {
+			return err
+		}
+		if err := tx.DeleteSSHKeysOf(ctx, target.Prefix); err != nil {
 			return err
 		}
 		return tx.DeleteKey(ctx, target.Workspace, target.Prefix)
@@ -326,7 +330,7 @@ func notLast(ctx context.Context, tx *store.Tx, target store.Key) error {
 }
 
 // Rotate makes a key with the rights of another one, which ends after the overlap. If that one expires, the new key
-// lives as long as that one did from its start.
+// lives as long as that one did from its start. SSH keys go over to the new key.
 //
 // The caller needs the rights to revoke the key and to make it.
 func (k *Keys) Rotate(
@@ -364,6 +368,9 @@ func (k *Keys) Rotate(
 		}
 		return row, true, r.mayGive(p, row)
 	}, func(ctx context.Context, tx *store.Tx, by string) error {
+		if err := tx.MoveSSHKeys(ctx, old.Prefix, by); err != nil {
+			return err
+		}
 		return tx.ReplaceKey(ctx, old.Prefix, by, store.Micros(until))
 	})
 	if err != nil {

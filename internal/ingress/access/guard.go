@@ -146,6 +146,26 @@ func (g *Guard) AdmitAddress(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
+// AdmitConnection is AdmitAddress for connections of protocols other than HTTP that will authenticate.
+//
+// It also refuses addresses that failed to authenticate too often.
+func (g *Guard) AdmitConnection(from netip.Addr) error {
+	for _, one := range []struct {
+		limits *limits
+		take   int
+		what   string
+	}{{g.perAddress, 1, "connections"}, {g.failures, 0, "failed authentications"}} {
+		if q := one.limits.take(nameOf(from), one.take); !q.ok {
+			return api.Errorf(api.RateLimited, "too many %s from the address %s: retry in %d s", one.what, from,
+				int(q.retry.Seconds()))
+		}
+	}
+	return nil
+}
+
+// FailedConnection counts a connection of such a protocol that failed to authenticate.
+func (g *Guard) FailedConnection(from netip.Addr) { g.failures.take(nameOf(from), 1) }
+
 // failed counts a failed authentication of an address and returns err.
 func (g *Guard) failed(r *http.Request, err error) error {
 	g.failures.take(nameOf(AddressOf(r)), 1)

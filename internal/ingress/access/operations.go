@@ -227,6 +227,8 @@ var operationsV1 = map[string]Need{
 	"GET /v1/me/tokens": keys, "POST /v1/me/tokens": keys, "DELETE /v1/me/tokens/{prefix}": keys,
 	"POST /v1/me/tokens/{prefix}/rotate": keys,
 
+	"GET /v1/ssh": read, "GET /v1/ssh-keys": read, "POST /v1/ssh-keys": exec, "DELETE /v1/ssh-keys/{ssh_key}": exec,
+
 	"GET /v1/workspace": read, "GET /v1/workspaces": node, "POST /v1/workspaces": node,
 	"GET /v1/workspaces/{workspace}": node, "PATCH /v1/workspaces/{workspace}/quotas": node,
 	"POST /v1/workspaces/{workspace}/suspend": node, "POST /v1/workspaces/{workspace}/resume": node,

@@ -19,7 +19,7 @@ func (s *Server) recordAudit(rq *request, rt route, status int, began time.Time)
 	}
 	named := []string{
 		"sandbox", "snapshot", "template", "prefix",
-		"workspace", "database", "app", "schedule", "function", "queue",
+		"workspace", "database", "app", "schedule", "ssh_key", "function", "queue",
 	}
 	for _, name := range named {
 		if v := rq.r.PathValue(name); v != "" && call.Target == "" {

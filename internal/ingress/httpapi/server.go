@@ -23,6 +23,7 @@ import (
 	"github.com/pandastack/pandastack/internal/ingress/httpapi/functionapi"
 	"github.com/pandastack/pandastack/internal/ingress/httpapi/scheduleapi"
 	"github.com/pandastack/pandastack/internal/ingress/httpapi/services"
+	"github.com/pandastack/pandastack/internal/ingress/httpapi/sshapi"
 	"github.com/pandastack/pandastack/internal/ingress/repl"
 )
 
@@ -49,6 +50,7 @@ type Deps struct {
 	Apps         appapi.API             // empty: there are no apps
 	Functions    functionapi.API        // empty: there are no functions
 	Schedules    scheduleapi.API        // empty: there are no schedules
+	SSH          sshapi.API             // empty: there is no SSH gateway
 	Proxy        services.Forwarder     // forwards to ports; nil: the port proxy is unsupported
 	Cells        *repl.Runner           // runs cells of code and may be shared with other APIs; nil: one of its own
 	Previews     services.Previews      // records previews; nil: they are neither listed nor revoked

@@ -39,6 +39,7 @@ func routes() []route {
 		templateRoutes(),
 		buildRoutes(),
 		keyRoutes(),
+		sshRoutes(),
 		workspaceRoutes(),
 		nodeRoutes(),
 	} {

@@ -43,6 +43,7 @@ type Node struct {
 	Apps        Apps        `yaml:"apps"`
 	Schedules   Schedules   `yaml:"schedules"`
 	Functions   Functions   `yaml:"functions"`
+	SSH         SSH         `yaml:"ssh"`
 	ACME        ACME        `yaml:"acme"`
 	ObjectStore ObjectStore `yaml:"object_store"`
 	Templates   Templates   `yaml:"templates"`
@@ -324,6 +325,12 @@ type Schedules struct {
 
 // Allowed parses AllowNetworks.
 func (s Schedules) Allowed() ([]netip.Prefix, error) { return networks(s.AllowNetworks) }
+
+// SSH configures the SSH gateway.
+type SSH struct {
+	Listen string `yaml:"listen" default:""`
+	Public string `yaml:"public" default:""`
+}
 
 // networks parses a list of networks.
 func networks(text string) ([]netip.Prefix, error) {

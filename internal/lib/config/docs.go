@@ -170,6 +170,9 @@ var settingDocs = map[string]string{
 	"databases.base_interval":   "Time between base backups of a database. Restores read the log since the last one.",
 	"databases.spool_mib": "Log of one database that may wait on the disk of the host for the object store. Then " +
 		"nothing more is received; synchronous commits wait.",
+	"ssh.listen": "Address and port of the SSH gateway to sandboxes, such as :2222; empty disables it.",
+	"ssh.public": "Host name and port of the SSH gateway for users, such as ssh.example.com:22; if empty, the host " +
+		"of public_url and the port of ssh.listen.",
 	"schedules.parallel":      "Runs of schedules at a time.",
 	"schedules.per_workspace": "Runs of schedules of one workspace at a time.",
 	"schedules.allow_networks": "Networks in CIDR notation, separated by commas, that requests of schedules may " +

@@ -86,6 +86,7 @@ func (n *Node) Validate() error {
 	n.validateDatabases(bad, atLeast)
 	n.validateDatabaseBackups(bad)
 	n.validateApps(bad)
+	n.validateSSH(bad)
 	n.validateTimes(bad)
 	n.validateObjects(bad, atLeast)
 	if n.Lifecycle.ShutdownTimeout <= 0 {
@@ -229,6 +230,16 @@ func (n *Node) validateApps(bad func(string, string, ...any)) {
 	}
 	if a.Deployments < 1 || a.Deployments > maxDeployments {
 		bad("apps.deployments", "%d is not from 1 to %d", a.Deployments, maxDeployments)
+	}
+}
+
+func (n *Node) validateSSH(bad func(string, string, ...any)) {
+	if _, port, err := net.SplitHostPort(n.SSH.Listen); n.SSH.Listen != "" && (err != nil || !isPort(port)) {
+		bad("ssh.listen", "%q is not an address and port such as :2222", n.SSH.Listen)
+	}
+	if host, port, err := net.SplitHostPort(n.SSH.Public); n.SSH.Public != "" &&
+		(err != nil || host == "" || !isPort(port) || port == "0") {
+		bad("ssh.public", "%q is not a host name and port such as ssh.example.com:22", n.SSH.Public)
 	}
 }
 
