@@ -5,12 +5,12 @@ import (
 	"io"
 	"net/http"
 	"strconv"
-	"time"
 
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
 	"github.com/pandastack/pandastack/internal/control/sandbox/hosterror"
 	"github.com/pandastack/pandastack/internal/ingress/httpapi/byterange"
+	"github.com/pandastack/pandastack/internal/ingress/httpapi/fileentry"
 )
 
 // pathAndUser returns the path and user of the query.
@@ -199,7 +199,7 @@ func statFile(rq *request) (api.FileEntry, error) {
 		return api.FileEntry{}, err
 	}
 	info, err := g.Stat(rq.r.Context(), path, user)
-	return entry(info), hosterror.OfGuest(err, path)
+	return fileentry.Of(info), hosterror.OfGuest(err, path)
 }
 
 // maxDepth bounds the depth of one listing.
@@ -226,7 +226,7 @@ func listDir(rq *request) (api.DirListing, error) {
 	}
 	out := api.DirListing{Path: path, Entries: make([]api.FileEntry, 0, len(infos))}
 	for _, info := range infos {
-		out.Entries = append(out.Entries, entry(info))
+		out.Entries = append(out.Entries, fileentry.Of(info))
 	}
 	return out, nil
 }
@@ -237,7 +237,7 @@ func makeDir(rq *request, req api.MakeDirRequest) (api.FileEntry, error) {
 		return api.FileEntry{}, err
 	}
 	info, err := g.MakeDir(rq.r.Context(), req.Path, user)
-	return entry(info), hosterror.OfGuest(err, req.Path)
+	return fileentry.Of(info), hosterror.OfGuest(err, req.Path)
 }
 
 func moveFile(rq *request, req api.MoveRequest) (api.FileEntry, error) {
@@ -246,31 +246,5 @@ func moveFile(rq *request, req api.MoveRequest) (api.FileEntry, error) {
 		return api.FileEntry{}, err
 	}
 	info, err := g.Move(rq.r.Context(), req.From, req.To, user)
-	return entry(info), hosterror.OfGuest(err, req.From)
-}
-
-func entry(f guestapi.FileInfo) api.FileEntry {
-	e := api.FileEntry{
-		Name: f.Name, Path: f.Path, IsDir: f.Kind == guestapi.KindDir, Size: f.Size,
-		Mode: kindLetter(f.Kind), Permissions: fmt.Sprintf("%04o", f.Mode&0o7777), Target: f.Target,
-		User: f.User, Group: f.Group,
-	}
-	if f.Modified.After(time.Unix(0, 0)) {
-		e.MTime = f.Modified.Unix()
-	}
-	return e
-}
-
-func kindLetter(k guestapi.FileKind) string {
-	switch k {
-	case guestapi.KindFile:
-		return "f"
-	case guestapi.KindDir:
-		return "d"
-	case guestapi.KindSymlink:
-		return "l"
-	case guestapi.KindOther:
-		return "o"
-	}
-	return "o"
+	return fileentry.Of(info), hosterror.OfGuest(err, req.From)
 }
