@@ -23,6 +23,7 @@ import (
 	"github.com/pandastack/pandastack/internal/cli/cmdutil"
 	"github.com/pandastack/pandastack/internal/cli/database"
 	"github.com/pandastack/pandastack/internal/cli/function"
+	"github.com/pandastack/pandastack/internal/cli/process"
 	"github.com/pandastack/pandastack/internal/cli/schedule"
 	"github.com/pandastack/pandastack/internal/cli/service"
 	"github.com/pandastack/pandastack/internal/cli/ssh"
@@ -139,6 +140,7 @@ func (a *app) root() *cobra.Command {
 	root := &cobra.Command{
 		Use:           "pandastack",
 		Short:         "Run untrusted code in microVMs that start from memory snapshots and fork while they run.",
+		Version:       a.Version,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		Args:          cmdutil.OnlyCommands,
@@ -174,7 +176,8 @@ func (a *app) root() *cobra.Command {
 			root.AddCommand(c)
 		}
 	}
-	add("node", a.up(), a.setup(), a.service(), a.doctor(), a.config(), a.version())
+	add("node", a.up(), a.setup(), a.service(), a.doctor(), a.config(), a.version(),
+		process.Capacity(a.Factory))
 	add("use", a.sandbox(), a.template(), a.snapshot(), volume.Command(a.Factory), database.Command(a.Factory),
 		schedule.Command(a.Factory))
 	add("use", ssh.Commands(a.Factory)...)

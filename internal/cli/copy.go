@@ -41,13 +41,13 @@ func (a *app) sandboxCopy() *cobra.Command {
 		case fromThere == toThere:
 			return fmt.Errorf("exactly one side must be ID:PATH with the id of a sandbox")
 		case toThere:
-			cl, id, err := a.dialSandbox(toID)
+			cl, id, err := a.dialSandbox(c.Context(), toID)
 			if err != nil {
 				return err
 			}
 			return (&copier{cl, id, user}).upload(c.Context(), a.Stdin, args[0], to)
 		default:
-			cl, id, err := a.dialSandbox(fromID)
+			cl, id, err := a.dialSandbox(c.Context(), fromID)
 			if err != nil {
 				return err
 			}

@@ -25,7 +25,7 @@ func (a *app) sandboxFork() *cobra.Command {
 	c.Flags().StringToStringVar(&req.Metadata, "metadata", nil, "metadata in addition to the parent's, key=value")
 	c.Flags().StringToStringVarP(&req.Env, "env", "e", nil, "environment in addition to the parent's, KEY=value")
 	c.RunE = func(c *cobra.Command, args []string) error {
-		cl, id, err := a.dialSandbox(args[0])
+		cl, id, err := a.dialSandbox(c.Context(), args[0])
 		if err != nil {
 			return err
 		}
@@ -49,7 +49,7 @@ func (a *app) sandboxForkTree() *cobra.Command {
 	c.Flags().StringToStringVar(&req.Metadata, "metadata", nil, "metadata in addition to the parent's, key=value")
 	c.Flags().StringToStringVarP(&req.Env, "env", "e", nil, "environment in addition to the parent's, KEY=value")
 	c.RunE = func(c *cobra.Command, args []string) error {
-		cl, id, err := a.dialSandbox(args[0])
+		cl, id, err := a.dialSandbox(c.Context(), args[0])
 		if err != nil {
 			return err
 		}
@@ -92,7 +92,7 @@ func (a *app) sandboxPromote() *cobra.Command {
 	c.Flags().BoolVar(&req.CleanupSiblings, "cleanup", false, "delete the other children of the tree")
 	c.Flags().StringVar(&tree, "tree", "", "tree (default: that of the child)")
 	c.RunE = func(c *cobra.Command, args []string) error {
-		cl, id, err := a.dialSandbox(args[0])
+		cl, id, err := a.dialSandbox(c.Context(), args[0])
 		if err != nil {
 			return err
 		}
@@ -126,7 +126,7 @@ func (a *app) sandboxSnapshot() *cobra.Command {
 	c.Flags().StringVar(&req.Name, "name", "", "name of the snapshot")
 	c.Flags().StringToStringVar(&req.Metadata, "metadata", nil, "metadata, key=value")
 	c.RunE = func(c *cobra.Command, args []string) error {
-		cl, id, err := a.dialSandbox(args[0])
+		cl, id, err := a.dialSandbox(c.Context(), args[0])
 		if err != nil {
 			return err
 		}

@@ -16,12 +16,12 @@ import (
 )
 
 // dialSandbox returns a client, and the sandbox id that arg contains.
-func (a *app) dialSandbox(arg string) (*client.Client, api.SandboxID, error) {
-	id, err := api.ParseSandboxID(arg)
+func (a *app) dialSandbox(ctx context.Context, arg string) (*client.Client, api.SandboxID, error) {
+	cl, err := a.Dial()
 	if err != nil {
 		return nil, "", err
 	}
-	cl, err := a.Dial()
+	id, err := cmdutil.FindSandbox(ctx, cl.Sandboxes, arg)
 	return cl, id, err
 }
 
@@ -35,7 +35,7 @@ func (a *app) transition(
 		Short: short,
 		Args:  cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
-			cl, id, err := a.dialSandbox(args[0])
+			cl, id, err := a.dialSandbox(c.Context(), args[0])
 			if err != nil {
 				return err
 			}
@@ -102,7 +102,7 @@ func (a *app) sandboxLifecycle() *cobra.Command {
 	f.DurationVar(&timeout, "timeout", 0, "delete after this time from now, used or not; 0s is never")
 	f.BoolVar(&persistent, "persistent", false, "never delete when idle")
 	c.RunE = func(c *cobra.Command, args []string) error {
-		cl, id, err := a.dialSandbox(args[0])
+		cl, id, err := a.dialSandbox(c.Context(), args[0])
 		if err != nil {
 			return err
 		}
@@ -151,7 +151,7 @@ func (a *app) sandboxLogs() *cobra.Command {
 	c.Flags().BoolVarP(&follow, "follow", "f", false, "wait for more output")
 	c.Flags().BoolVar(&events, "events", false, "show events instead of output")
 	c.RunE = func(c *cobra.Command, args []string) error {
-		cl, id, err := a.dialSandbox(args[0])
+		cl, id, err := a.dialSandbox(c.Context(), args[0])
 		switch {
 		case err != nil:
 			return err
@@ -212,7 +212,7 @@ func (a *app) sandboxPorts() *cobra.Command {
 		Short: "List the ports that programs listen on, with their URLs",
 		Args:  cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
-			cl, id, err := a.dialSandbox(args[0])
+			cl, id, err := a.dialSandbox(c.Context(), args[0])
 			if err != nil {
 				return err
 			}
@@ -246,7 +246,7 @@ func (a *app) sandboxMetrics() *cobra.Command {
 		Short: "Show the resources that a sandbox uses, on the host and in the guest",
 		Args:  cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
-			cl, id, err := a.dialSandbox(args[0])
+			cl, id, err := a.dialSandbox(c.Context(), args[0])
 			if err != nil {
 				return err
 			}

@@ -89,7 +89,7 @@ func (a *app) sandboxNetwork() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		cl, id, err := a.dialSandbox(args[0])
+		cl, id, err := a.dialSandbox(c.Context(), args[0])
 		if err != nil {
 			return err
 		}

@@ -41,7 +41,7 @@ func (a *app) previewCreate() *cobra.Command {
 		if err := req.Validate(); err != nil {
 			return err
 		}
-		cl, id, err := a.dialSandbox(args[0])
+		cl, id, err := a.dialSandbox(c.Context(), args[0])
 		if err != nil {
 			return err
 		}
@@ -58,7 +58,7 @@ func (a *app) previewList() *cobra.Command {
 	return &cobra.Command{
 		Use: "list ID", Short: "List the signed URLs of a sandbox that have not expired", Args: cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
-			cl, id, err := a.dialSandbox(args[0])
+			cl, id, err := a.dialSandbox(c.Context(), args[0])
 			if err != nil {
 				return err
 			}
@@ -97,7 +97,7 @@ func (a *app) previewRevoke() *cobra.Command {
 		if all == (len(args) == 2) {
 			return fmt.Errorf("give the id of one preview, or --all")
 		}
-		cl, id, err := a.dialSandbox(args[0])
+		cl, id, err := a.dialSandbox(c.Context(), args[0])
 		if err != nil {
 			return err
 		}

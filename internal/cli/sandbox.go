@@ -13,6 +13,7 @@ import (
 
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/cli/cmdutil"
+	"github.com/pandastack/pandastack/internal/cli/process"
 	"github.com/pandastack/pandastack/internal/cli/values"
 )
 
@@ -24,9 +25,12 @@ func (a *app) sandbox() *cobra.Command {
 		a.sandboxList(),
 		a.sandboxGet(),
 		a.sandboxDelete(),
+		a.sandboxRun(),
 		a.sandboxExec(),
 		a.sandboxShell(),
 		a.sandboxCopy(),
+		process.List(a.Factory),
+		process.Signal(a.Factory),
 		a.sandboxLogs(),
 		a.sandboxPorts(),
 		a.sandboxPreview(),
@@ -124,8 +128,10 @@ func seconds(d time.Duration) *int64 {
 func (a *app) sandboxList() *cobra.Command {
 	var f api.SandboxFilter
 	var states []string
+	var quiet bool
 	c := &cobra.Command{Use: "list", Aliases: []string{"ls"}, Short: "List sandboxes, newest first", Args: cobra.NoArgs}
 	c.Flags().StringVarP(&f.Template, "template", "t", "", "only sandboxes of this template")
+	c.Flags().BoolVarP(&quiet, "quiet", "q", false, "print only ids")
 	c.Flags().StringSliceVar(&states, "status", nil, "only sandboxes in one of these states")
 	c.Flags().StringToStringVar(&f.Metadata, "metadata", nil, "only sandboxes with all of this metadata")
 	c.RunE = func(c *cobra.Command, _ []string) error {
@@ -144,6 +150,12 @@ func (a *app) sandboxList() *cobra.Command {
 			return err
 		}
 		return a.Print(list, func(w io.Writer) error {
+			if quiet {
+				for _, s := range list {
+					fmt.Fprintln(w, s.ID)
+				}
+				return nil
+			}
 			rows := make([][]string, 0, len(list))
 			for _, s := range list {
 				persistent := ""
@@ -176,7 +188,7 @@ func (a *app) sandboxGet() *cobra.Command {
 		Short: "Show one sandbox",
 		Args:  cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
-			cl, id, err := a.dialSandbox(args[0])
+			cl, id, err := a.dialSandbox(c.Context(), args[0])
 			if err != nil {
 				return err
 			}
@@ -240,13 +252,14 @@ func status(s api.Sandbox) string {
 }
 
 func (a *app) sandboxDelete() *cobra.Command {
-	var all bool
+	var all, yes bool
 	c := &cobra.Command{
 		Use:     "delete ID...",
 		Aliases: []string{"rm", "kill"},
 		Short:   "Delete sandboxes in any state",
 	}
-	c.Flags().BoolVar(&all, "all", false, "all sandboxes of the workspace")
+	c.Flags().BoolVar(&all, "all", false, "all sandboxes of the workspace; asks first if there is a terminal")
+	c.Flags().BoolVarP(&yes, "yes", "y", false, "with --all: do not ask")
 	c.RunE = func(c *cobra.Command, args []string) error {
 		if all != (len(args) == 0) {
 			return fmt.Errorf("give the ids of sandboxes, or --all")
@@ -263,9 +276,14 @@ func (a *app) sandboxDelete() *cobra.Command {
 			for _, s := range list {
 				args = append(args, string(s.ID))
 			}
+			question := fmt.Sprintf("Delete %d sandboxes with everything in them?", len(args))
+			if _, terminal := cmdutil.Terminal(a.Stdin); terminal && !yes && len(args) > 0 &&
+				!cmdutil.Confirm(a.Stdin, a.Stderr, question) {
+				return errors.New("nothing was deleted")
+			}
 		}
 		return a.deleteAll(c.Context(), args, func(ctx context.Context, arg string) error {
-			id, err := api.ParseSandboxID(arg)
+			id, err := cmdutil.FindSandbox(ctx, cl.Sandboxes, arg)
 			if err != nil {
 				return err
 			}

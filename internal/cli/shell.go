@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
+	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/client"
 	"github.com/pandastack/pandastack/internal/cli/cmdutil"
 )
@@ -28,31 +29,36 @@ func (a *app) sandboxShell() *cobra.Command {
 	c.Flags().StringVar(&req.Cwd, "cwd", "", "working directory")
 	c.Flags().StringVar(&req.User, "user", "", "user to run as")
 	c.RunE = func(c *cobra.Command, args []string) error {
-		cl, id, err := a.dialSandbox(args[0])
+		cl, id, err := a.dialSandbox(c.Context(), args[0])
 		if err != nil {
 			return err
 		}
-		screen, isTerminal := cmdutil.Terminal(a.Stdin)
-		if isTerminal {
-			if cols, rows, err := term.GetSize(int(screen.Fd())); err == nil {
-				req.Rows, req.Cols = uint16(rows), uint16(cols)
-			}
-		}
-		t, err := cl.Sandboxes.Terminal(c.Context(), id, req)
-		if err != nil {
-			return err
-		}
-		if isTerminal {
-			old, err := term.MakeRaw(int(screen.Fd()))
-			if err != nil {
-				return errors.Join(local(err), t.Close())
-			}
-			// The program ends, so a failure to restore the terminal cannot be handled.
-			defer func() { _ = term.Restore(int(screen.Fd()), old) }()
-		}
-		return a.runTerminal(c.Context(), t, screen, isTerminal)
+		return a.terminal(c.Context(), cl, id, req)
 	}
 	return c
+}
+
+// terminal opens a terminal in a sandbox, of the size of the user's, until its program ends.
+func (a *app) terminal(ctx context.Context, cl *client.Client, id api.SandboxID, req client.TerminalRequest) error {
+	screen, isTerminal := cmdutil.Terminal(a.Stdin)
+	if isTerminal {
+		if cols, rows, err := term.GetSize(int(screen.Fd())); err == nil {
+			req.Rows, req.Cols = uint16(rows), uint16(cols)
+		}
+	}
+	t, err := cl.Sandboxes.Terminal(ctx, id, req)
+	if err != nil {
+		return err
+	}
+	if isTerminal {
+		old, err := term.MakeRaw(int(screen.Fd()))
+		if err != nil {
+			return errors.Join(local(err), t.Close())
+		}
+		// The program ends, so a failure to restore the terminal cannot be handled.
+		defer func() { _ = term.Restore(int(screen.Fd()), old) }()
+	}
+	return a.runTerminal(ctx, t, screen, isTerminal)
 }
 
 // runTerminal copies bytes between standard input and output and the terminal until the program ends.

@@ -2,7 +2,9 @@
 package cmdutil
 
 import (
+	"bufio"
 	"fmt"
+	"io"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -66,6 +68,17 @@ func ExplainArguments(c *cobra.Command) {
 		}
 		return fmt.Errorf("wrong number or kind of arguments (%d given); usage: %s", len(args), c.UseLine())
 	}
+}
+
+// Confirm asks a question on out and reports whether the next line of in says yes.
+func Confirm(in io.Reader, out io.Writer, question string) bool {
+	fmt.Fprint(out, question+" [y/N] ")
+	line, _ := bufio.NewReader(in).ReadString('\n') // no line is no
+	switch strings.ToLower(strings.TrimSpace(line)) {
+	case "y", "yes":
+		return true
+	}
+	return false
 }
 
 // CommandLine returns the line for the sandbox's shell: a single argument unchanged, several arguments quoted.

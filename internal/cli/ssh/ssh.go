@@ -197,7 +197,7 @@ func config(f *cmdutil.Factory) *cobra.Command {
 func sandboxes(ctx context.Context, cl *client.Client, args []string) ([]api.SandboxID, error) {
 	var ids []api.SandboxID
 	for _, arg := range args {
-		id, err := api.ParseSandboxID(arg)
+		id, err := cmdutil.FindSandbox(ctx, cl.Sandboxes, arg)
 		if err != nil {
 			return nil, err
 		}
@@ -245,11 +245,11 @@ func connect(f *cmdutil.Factory) *cobra.Command {
 	c.Flags().StringVar(&user, "user", "", "user of the sandbox to run as")
 	c.Flags().StringArrayVarP(&forwards, "forward", "L", nil, "forward a local port, as of ssh -L; may be repeated")
 	c.RunE = func(c *cobra.Command, args []string) error {
-		id, err := api.ParseSandboxID(args[0])
+		cl, err := f.Dial()
 		if err != nil {
 			return err
 		}
-		cl, err := f.Dial()
+		id, err := cmdutil.FindSandbox(c.Context(), cl.Sandboxes, args[0])
 		if err != nil {
 			return err
 		}
