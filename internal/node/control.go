@@ -88,8 +88,13 @@ func (n *node) control(
 		return nil, nil, "", err
 	}
 	past := metricshistory.New(boxes)
+	called, err := n.functions(ctx, functionDeps{db, boxes, templates, quotas}, jobs)
+	if err != nil {
+		return nil, nil, "", err
+	}
 	schedules, err := n.schedules(schedule.Deps{
 		Store: db, Jobs: jobs, Sandboxes: boxes, Templates: templates, Quotas: quotas, Log: n.Log,
+		Functions: called.jobs,
 	})
 	if err != nil {
 		return nil, nil, "", err
@@ -101,10 +106,6 @@ func (n *node) control(
 		return nil, nil, "", err
 	}
 	served, err := n.apps(ctx, appDeps{db, boxes, volumes, dbs.service, templates, builds, quotas, n.Log})
-	if err != nil {
-		return nil, nil, "", err
-	}
-	called, err := n.functions(ctx, functionDeps{db, boxes, templates, quotas}, jobs)
 	if err != nil {
 		return nil, nil, "", err
 	}
