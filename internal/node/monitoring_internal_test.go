@@ -90,7 +90,9 @@ func dashboard(t *testing.T, path string) (all []string) {
 func alerts(t *testing.T, path string) (all []string) {
 	t.Helper()
 	var f struct {
-		Groups []struct{ Rules []struct{ Alert, Expr string } }
+		Groups []struct {
+			Rules []struct{ Alert, Expr string }
+		}
 	}
 	data, err := os.ReadFile(path)
 	if err != nil {
