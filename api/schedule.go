@@ -176,7 +176,8 @@ func (r *CreateScheduleRequest) Validate() error {
 		return err
 	}
 	if r.FunctionID != "" {
-		if r.Target.count() > 0 {
+		// The target is the function already if the request was checked before.
+		if n := r.Target.count(); n > 1 || n == 1 && r.Target.FunctionID != r.FunctionID {
 			return invalid("function_id", "cannot be combined with target: use one of them")
 		}
 		r.Target.FunctionID = r.FunctionID

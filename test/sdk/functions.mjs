@@ -81,6 +81,15 @@ await check("functions.recordRun, runs, metrics", async () => {
   const m = await functions.metrics(fn.id, 1);
   assert.deepEqual([m.period, m.errors > 0, m.total >= 2], [1, true, true]);
 });
+await check("schedules of a function", async () => {
+  const s = await client.schedules.create(name, fn.id, "0 9 * * *", { paused: true });
+  assert.deepEqual([s.function_id, s.cron, s.paused], [fn.id, "0 9 * * *", true]);
+  assert.equal((await client.schedules.get(s.id)).name, name);
+  const run = await client.schedules.trigger(s.id);
+  assert.ok(run.id && run.status);
+  assert.ok((await client.schedules.runs(s.id)).length > 0);
+  await client.schedules.delete(s.id);
+});
 await check("what is not possible", async () => {
   await assert.rejects(() => functions.create("No Name", "python", "x"), BadRequestError);
   await assert.rejects(() => functions.create(name + "-x", "cobol", "x"), BadRequestError);

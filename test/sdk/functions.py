@@ -71,6 +71,15 @@ def _():
     assert functions.metrics(fn["id"], 1)["total"] == 2
 
 
+@check("schedules of a function")
+def _():
+    s = client.schedules.create(name, fn["id"], "0 9 * * *", paused=True)
+    assert (s["function_id"], s["paused"]) == (fn["id"], True), s
+    assert client.schedules.trigger(s["id"])["id"]
+    assert len(client.schedules.runs(s["id"])) > 0
+    client.schedules.delete(s["id"])
+
+
 @check("what is not possible, and functions.delete")
 def _():
     raises(NotFoundError, lambda: functions.get("fun" + "a" * 20))
