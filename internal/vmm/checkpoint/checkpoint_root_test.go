@@ -146,7 +146,7 @@ func newStub(
 	how ...fork,
 ) (*proc.Process, *conn) {
 	t.Helper()
-	p, c, plan := startStub(t, cp, content, how...)
+	p, c, plan := startStub(t, cp, content, nil, how...)
 	plan.Delta = delta
 	stub := checkpoint.Attach(p.PID())
 	defer stub.Close()
@@ -156,11 +156,12 @@ func newStub(
 	return p, c
 }
 
-// startStub starts a stub, and plans the restore of a checkpoint into it.
+// startStub starts a stub, and plans the restore of a checkpoint into it. The stub inherits more after all others.
 func startStub(
 	t *testing.T,
 	cp *checkpoint.Checkpoint,
 	content *os.File,
+	more []*os.File,
 	how ...fork,
 ) (*proc.Process, *conn, checkpoint.Plan) {
 	t.Helper()
@@ -185,6 +186,7 @@ func startStub(
 		inherited = append(inherited, f)
 		plan.Files = append(plan.Files, 2+len(inherited))
 	}
+	inherited = append(inherited, more...)
 	plan.InheritedFDs = 3 + len(inherited)
 	cmd := proc.Command{Path: path, Files: inherited}
 	for _, f := range how {

@@ -136,7 +136,7 @@ func TestRestorerDies(t *testing.T) {
 	_, cp, content := startCounter(t)
 	restore := func(step int) (*proc.Process, *conn, bool) {
 		t.Helper()
-		p, d, plan := startStub(t, &cp, content)
+		p, d, plan := startStub(t, &cp, content, nil)
 		killed, output, err := killAt(step, restoreName, strconv.Itoa(p.PID()), writeJSON(t, planJSON{Plan: plan}))
 		if err != nil {
 			t.Fatalf("step %d: %v; the restorer printed %q", step, err, output)

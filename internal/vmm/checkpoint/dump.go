@@ -21,6 +21,9 @@ type Options struct {
 	External uint64
 	// Content is the pages file that the process was restored with, or nil if it was not restored.
 	Content *os.File
+	// Delta is the inode of the file of Plan.DeltaFile, or 0. What the process maps of it is part of the capture, as
+	// its private pages are.
+	Delta uint64
 	// Base is the checkpoint that the process was restored from. What only the process itself can
 	// read is taken over from it. It may be nil: then the process runs system calls for the dump,
 	// and it is killed if this process dies meanwhile.
@@ -324,7 +327,7 @@ func (c *Capture) dumpMemory(t *tracee, maps []mapping, opt Options) error {
 		}
 		var mine []Span
 		mine, private = clip(private, m.start, m.end)
-		if err := c.dumpVMA(t, m, mine, opt.External, content); err != nil {
+		if err := c.dumpVMA(t, m, mine, opt, content); err != nil {
 			return fmt.Errorf("area %x-%x %s: %w", m.start, m.end, m.name, err)
 		}
 	}
@@ -332,8 +335,8 @@ func (c *Capture) dumpMemory(t *tracee, maps []mapping, opt Options) error {
 }
 
 // PrivateBytes estimates how many bytes a capture of the process would hold. It counts the private
-// pages outside the external file (see Options.External).
-func PrivateBytes(pid int, external uint64) (int64, error) {
+// pages outside the external file and what is mapped of a delta (see Options).
+func PrivateBytes(pid int, external, delta uint64) (int64, error) {
 	maps, err := readMaps(pid)
 	if err != nil {
 		return 0, err
@@ -343,6 +346,11 @@ func PrivateBytes(pid int, external uint64) (int64, error) {
 		return 0, err
 	}
 	var bytes uint64
+	for _, m := range maps {
+		if delta != 0 && m.inode == delta {
+			bytes += m.end - m.start
+		}
+	}
 	for _, s := range private {
 		bytes += s.End - s.Start
 	}
@@ -391,9 +399,9 @@ func clip(spans []Span, start, end uint64) (in, rest []Span) {
 }
 
 // dumpVMA adds one VMA with its private pages.
-func (c *Capture) dumpVMA(t *tracee, m mapping, private []Span, external, content uint64) error {
+func (c *Capture) dumpVMA(t *tracee, m mapping, private []Span, opt Options, content uint64) error {
 	a := VMA{Start: m.start, End: m.end, Prot: m.prot, Backing: Zero, Stack: m.name == "[stack]"}
-	if m.inode != 0 && m.inode == external {
+	if m.inode != 0 && m.inode == opt.External {
 		a.Backing, a.Offset = External, m.offset
 		c.Checkpoint.VMAs = append(c.Checkpoint.VMAs, a)
 		return nil
@@ -402,6 +410,8 @@ func (c *Capture) dumpVMA(t *tracee, m mapping, private []Span, external, conten
 	case m.inode == 0:
 	case content != 0 && m.inode == content:
 		a.Backing, a.Offset = Stored, m.offset
+	case opt.Delta != 0 && m.inode == opt.Delta:
+		private = []Span{{m.start, m.end}}
 	case m.prot&unix.PROT_WRITE == 0 && len(private) == 0:
 		file, err := c.mappedFile(t, m)
 		if err != nil {

@@ -24,7 +24,7 @@ func TestReceivedDescriptors(t *testing.T) {
 	}
 	cp, content := dumpProcess(t, p)
 	for _, sent := range []int{0, 1, 2, 3} {
-		stubProcess, handover, plan := startStub(t, &cp, content)
+		stubProcess, handover, plan := startStub(t, &cp, content, nil)
 		plan.Handover, plan.Received = plan.Roles["socket"], [][]string{{"socket", "unused"}, {"socket"}}
 		ours, theirs := pair(t)
 		null, err := os.Open(os.DevNull)

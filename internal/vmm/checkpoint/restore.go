@@ -20,6 +20,7 @@ import (
 type Plan struct {
 	Checkpoint  *Checkpoint
 	Delta       *Capture // pages that replace those of the pages file, made for Checkpoint; may be nil
+	DeltaFile   int      // descriptor of the file that Delta was mapped from by MapDelta; 0: all of Delta is copied
 	Content     int      // descriptor of the pages file
 	External    int      // descriptor of the external file
 	NoReadahead bool     // reads the external file one page at a time (MADV_RANDOM)
@@ -126,6 +127,8 @@ type restorer struct {
 	plan     Plan
 	stubRegs Regs // registers of the waiting stub
 	table    syscallTable
+	spans    []Span // of the delta, to be copied
+	pages    [][]byte
 }
 
 // prepareStub checks that the process is a stub and allocates memory in it for the table.
@@ -162,8 +165,8 @@ func (r *restorer) prepareStub() error {
 
 // buildTable fills the system call table.
 func (r *restorer) buildTable() error {
-	for _, step := range []func() error{r.stageFDs, r.moveKernelMappings, r.mapVMAs, r.placeKernelMappings, r.setMM,
-		r.restoreFDs, r.restoreSignals, r.createThreads} {
+	for _, step := range []func() error{r.stageFDs, r.moveKernelMappings, r.mapVMAs, r.mapDelta, r.placeKernelMappings,
+		r.setMM, r.restoreFDs, r.restoreSignals, r.createThreads} {
 		if err := step(); err != nil {
 			return err
 		}
@@ -279,6 +282,49 @@ func (r *restorer) mapVMAs() error {
 		}
 	}
 	return nil
+}
+
+// Limits on the parts of a delta that are mapped: a shorter part is copied, because a VMA costs more than its pages.
+const (
+	minMapped = gap
+	maxMapped = 256 // parts
+)
+
+// mapDelta maps the long parts of the delta from its file, instead of the pages below, and leaves the others to
+// writeDelta.
+func (r *restorer) mapDelta() error {
+	if r.plan.Delta == nil {
+		return nil
+	}
+	r.spans, r.pages = r.plan.Delta.spans, r.plan.Delta.pages
+	if r.plan.DeltaFile == 0 {
+		return nil
+	}
+	var spans []Span
+	var pages [][]byte
+	offset, mapped, areas := uint64(0), 0, r.plan.Checkpoint.VMAs
+	for i, s := range r.spans {
+		n := s.End - s.Start
+		for len(areas) > 0 && areas[0].End <= s.Start {
+			areas = areas[1:]
+		}
+		if n >= minMapped && mapped < maxMapped && len(areas) > 0 && areas[0].mapsDelta(s) {
+			const fixed = unix.MAP_PRIVATE | unix.MAP_FIXED | unix.MAP_NORESERVE
+			r.table.call(callMmap, s.Start, n, uint64(areas[0].Prot), fixed, stagedFD(r.plan.DeltaFile), offset)
+			mapped++
+		} else {
+			spans, pages = append(spans, s), append(pages, r.pages[i])
+		}
+		offset += n
+	}
+	r.spans, r.pages = spans, pages
+	return nil
+}
+
+// mapsDelta reports whether a part of a delta can be mapped in place of the VMA's own content. A dump takes a file that
+// the process cannot write for one of the host's programs, and the stack has to grow.
+func (a *VMA) mapsDelta(s Span) bool {
+	return a.Start <= s.Start && s.End <= a.End && a.Prot&unix.PROT_WRITE != 0 && !a.Stack && a.Backing != External
 }
 
 // setMM sets the layout of the address space in the kernel (prctl(2), PR_SET_MM), and the name and
@@ -439,10 +485,8 @@ func (r *restorer) execute() error {
 // threads, which run after the detach.
 func (r *restorer) finish() error {
 	cp := r.plan.Checkpoint
-	if r.plan.Delta != nil {
-		if err := r.writeDelta(r.plan.Delta.spans, r.plan.Delta.pages); err != nil {
-			return err
-		}
+	if err := r.writeDelta(r.spans, r.pages); err != nil {
+		return err
 	}
 	if r.plan.BeforeRun != nil {
 		if err := r.plan.BeforeRun(); err != nil {

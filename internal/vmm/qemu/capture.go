@@ -109,7 +109,7 @@ func (m *machine) prepare(ctx context.Context) (_ *preparation, err error) {
 		if err := m.readBase(); err != nil {
 			return nil, err
 		}
-		own, err := checkpoint.PrivateBytes(m.PID(), m.record.mapped().Inode)
+		own, err := checkpoint.PrivateBytes(m.PID(), m.record.mapped().Inode, m.record.Delta)
 		if err != nil {
 			return nil, err
 		}

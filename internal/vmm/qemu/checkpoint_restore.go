@@ -83,6 +83,9 @@ func (m *machine) openStub(
 	if m.content, err = os.Open(p.ContentPath()); err != nil {
 		return err
 	}
+	if err := m.openDelta(v, inherited); err != nil {
+		return err
+	}
 	files, err := p.Process.OpenFiles()
 	if err != nil {
 		return err
@@ -95,6 +98,22 @@ func (m *machine) openStub(
 	}
 	m.stub = v
 	return nil
+}
+
+// openDelta opens the delta of the image's checkpoint, if there is one, for the stub to map.
+func (m *machine) openDelta(v *stub, inherited *inheritedFiles) error {
+	path := v.checkpoint.DeltaPath()
+	if path == "" {
+		return nil
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	v.plan.DeltaFile = inherited.add(f)
+	key, err := vmmproc.KeyOf(f)
+	m.record.Delta = key.Inode
+	return err
 }
 
 // openConnectedSockets creates both sockets, each with one accepted connection to this process.
@@ -239,6 +258,7 @@ func (m *machine) restoreCheckpoint(ctx context.Context, from *capture, knownSiz
 		}
 		plan.Checkpoint, plan.Delta, set, held = &from.monitor.Checkpoint, from.monitor, from.fdSet,
 			from.manifest.DiskRates
+		plan.DeltaFile = 0 // that is the delta of the image
 	}
 	mark, err := vmmproc.Marker(m.spec.Dir)
 	if err != nil {
@@ -321,7 +341,9 @@ func (m *machine) captureMonitor(c *capture, p *preparation) (err error) {
 	if !m.keepsCheckpoint() {
 		return nil
 	}
-	opt := checkpoint.Options{External: m.record.mapped().Inode, Role: m.role, Buffer: p.monitorPages.bytes()}
+	opt := checkpoint.Options{
+		External: m.record.mapped().Inode, Delta: m.record.Delta, Role: m.role, Buffer: p.monitorPages.bytes(),
+	}
 	if m.record.Content != 0 {
 		if c.content, err = m.openContent(); err != nil {
 			return err

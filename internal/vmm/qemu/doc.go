@@ -31,7 +31,8 @@
 // that QEMU opens itself. Load restores the checkpoint into the stub. The result is a monitor with
 // a stopped guest and open connections, which then resumes the guest. Captures of such a machine
 // include a checkpoint as well, so the children of a fork start with the translations of their
-// parent. If the checkpoint cannot be used here, because the host was rebooted or QEMU was
+// parent. Most of what such a checkpoint adds to the one before is mapped from its file, as the rest of the monitor's
+// memory is, and not copied. If the checkpoint cannot be used here, because the host was rebooted or QEMU was
 // upgraded, the same image is restored from its device state. A checkpoint moves to another host as
 // a bundle (checkpointstore/export.go), which refers to a base pages file on that host
 // (checkpointstore/basecontent.go).

@@ -138,6 +138,7 @@ func TestMachines(t *testing.T) {
 		vmmtest.Run(h, func(name string, test func(vmmtest.TB)) { t.Run(name, func(t *testing.T) { test(t) }) })
 		t.Run("filters", func(t *testing.T) { testFilters(t, h) })
 		t.Run("adopted_base", func(t *testing.T) { testAdoptedBase(t, h) })
+		t.Run("mapped_delta", func(t *testing.T) { testMappedDelta(t, h) })
 		t.Run("travels", func(t *testing.T) { testExportImport(t, h) })
 		t.Run("layer", func(t *testing.T) { testMemDelta(t, h) })
 		t.Run("rates", func(t *testing.T) { testRates(t, h) })

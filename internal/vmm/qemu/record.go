@@ -20,6 +20,8 @@ type record struct {
 	// restored from a checkpoint.
 	Content     uint64 `json:"content,omitempty"`
 	ContentPath string `json:"content_path,omitempty"`
+	// Delta is the inode of the delta to the pages file; 0: there is none.
+	Delta uint64 `json:"delta,omitempty"`
 	// ClockOffset is how far the monitor's clock since boot is ahead of the host's.
 	ClockOffset time.Duration `json:"ahead,omitempty"`
 	Cold        bool          `json:"cold"` // the machine was booted: its memory is its own file, mapped shared
