@@ -98,7 +98,8 @@ func TestMappedDelta(t *testing.T) {
 			t.Fatalf("the restored process continued with sum %s, want 4", got)
 		}
 		next := saveDelta(t, q.PID(), content, &saved.cp, saved.inode)
-		if slices.ContainsFunc(next.cp.Files, func(f checkpoint.File) bool { return strings.Contains(f.Path, "delta") }) {
+		isDelta := func(f checkpoint.File) bool { return strings.Contains(f.Path, "delta") }
+		if slices.ContainsFunc(next.cp.Files, isDelta) {
 			t.Fatalf("the dump refers to the delta of the image before it: %v", next.cp.Files)
 		}
 		_, e := next.restore(t, content)

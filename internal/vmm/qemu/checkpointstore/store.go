@@ -358,7 +358,7 @@ func ContentOf(path string) (*Content, error) {
 // ContentPath returns the path of the pages file.
 func (p *MonitorCheckpoint) ContentPath() string { return p.contentPath }
 
-// DeltaPath returns the path of the file with the pages that differ from the pages file, or "" if there are none.
+// DeltaPath returns the path of the pages that differ from the pages file, or "" if there are none.
 func (p *MonitorCheckpoint) DeltaPath() string { return p.deltaPath }
 
 // OpenDelta returns the pages that differ from the pages file, or nil if there are none. The caller
