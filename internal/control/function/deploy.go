@@ -358,10 +358,14 @@ func (s *Service) capture(ctx context.Context, v functionstore.Version) {
 		if ctx.Err() == nil { // the variables reach the machines of the old capture, too
 			s.log.Warn("a version of a function could not be loaded with its new variables",
 				"function", v.Function, "version", v.Number, "err", err)
-			err = s.write(ctx, "function capture", func(ctx context.Context, tx functionstore.Tx) error {
+			noted := s.write(ctx, "function capture", func(ctx context.Context, tx functionstore.Tx) error {
 				v.Captured = row.Revision
 				return tx.UpdateVersion(ctx, &v, functionstore.VersionReady, "captured")
 			})
+			if noted != nil {
+				s.log.Warn("that failure could not be written down; the version is loaded again later",
+					"function", v.Function, "version", v.Number, "err", noted)
+			}
 		}
 		s.drop(ctx, &row, string(built.Snapshot))
 		return

@@ -33,7 +33,7 @@ func (d *dying) fault(op string, committed bool) error {
 		d.dead = d.seen == d.nth
 	}
 	if d.dead {
-		return killed
+		return errKilled
 	}
 	return nil
 }
@@ -114,7 +114,7 @@ func (w *work) do(s *process) {
 	t := w.TB
 	allowed := func(err error) {
 		t.Helper()
-		if err != nil && !errors.Is(err, killed) && !errors.Is(err, context.DeadlineExceeded) && !w.dying.died() {
+		if err != nil && !errors.Is(err, errKilled) && !errors.Is(err, context.DeadlineExceeded) && !w.dying.died() {
 			t.Errorf("unexpected error: %v", err)
 		}
 	}

@@ -25,8 +25,8 @@ import (
 )
 
 var (
-	user   = auth.Principal{Workspace: "w1"}
-	killed = errors.New("killed")
+	user      = auth.Principal{Workspace: "w1"}
+	errKilled = errors.New("killed")
 )
 
 type fault = func(op string, committed bool) error
