@@ -65,6 +65,7 @@ var parts = []part{
 	{"first_cell", (*run).firstCell},
 	{"first_screenshot", (*run).firstScreenshot},
 	{"database", (*run).database},
+	{"function", (*run).functions},
 	{"idle", (*run).idle},
 	{"cold_boot", (*run).coldBoot},
 	{"runc", (*run).runc},
