@@ -19,11 +19,11 @@ import (
 
 // functions are one function, whose attempts take a time and fail at first.
 type functions struct {
-	row   functionstore.Function
+	row functionstore.Function
+
+	mu    sync.Mutex // guards what follows
 	takes time.Duration
 	fails int
-
-	mu    sync.Mutex
 	calls map[string]int // by moment and attempt
 	event string         // of the last call
 }
@@ -57,17 +57,39 @@ func (x *functions) Do(ctx context.Context, c function.Call) (function.Outcome, 
 	x.mu.Lock()
 	x.calls[fmt.Sprintf("%s %s %d", c.Run, c.Scheduled.Format(time.TimeOnly), c.Attempt)]++
 	x.event = string(c.Event)
+	takes, fails := x.takes, x.fails
 	x.mu.Unlock()
 	select {
-	case <-time.After(x.takes):
+	case <-time.After(takes):
 	case <-ctx.Done():
 		return function.Outcome{}, context.Cause(ctx)
 	}
 	out := function.Outcome{Status: api.RunSuccess, Summary: fnruntime.Summary{Stdout: "printed"}, Sandbox: "sbx"}
-	if c.Attempt <= x.fails {
+	if c.Attempt <= fails {
 		out.Status, out.Failure = api.RunError, &api.FunctionError{Type: "E", Message: "bad"}
 	}
 	return out, nil
+}
+
+// set makes the first attempts of runs fail, and all take some time.
+func (x *functions) set(fails int, takes time.Duration) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.fails, x.takes = fails, takes
+}
+
+// count returns how many different calls were made.
+func (x *functions) count() int {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return len(x.calls)
+}
+
+// last returns the last event.
+func (x *functions) last() string {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.event
 }
 
 // check reports calls that were made twice.
@@ -110,7 +132,7 @@ func TestFunction(t *testing.T) {
 		if c.FunctionID != api.FunctionID(f.functions.row.ID) || c.Target.FunctionID != c.FunctionID {
 			t.Errorf("schedule %+v", c)
 		}
-		f.functions.fails = 1
+		f.functions.set(1, 0)
 		after(25 * time.Second)
 		f.want("runs", states(f.runs(s, c.ID)), "10 success, 20 success")
 		last := f.runs(s, c.ID)[1]
@@ -122,11 +144,11 @@ func TestFunction(t *testing.T) {
 			Schedule string    `json:"schedule_id"`
 			For      time.Time `json:"scheduled_for"`
 		}
-		if err := json.Unmarshal([]byte(f.functions.event), &event); err != nil || event.Schedule != string(c.ID) ||
+		if err := json.Unmarshal([]byte(f.functions.last()), &event); err != nil || event.Schedule != string(c.ID) ||
 			!event.For.Equal(last.ScheduledFor) {
-			t.Errorf("event %s", f.functions.event)
+			t.Errorf("event %s", f.functions.last())
 		}
-		f.functions.fails = 9
+		f.functions.set(9, 0)
 		run, err := s.Trigger(f.Context(), user, c.ID)
 		if err != nil || run.FunctionID != c.FunctionID || run.Status != api.RunQueued || run.Trigger != "manual" {
 			t.Errorf("triggered: %+v, %v", run, err)
@@ -151,7 +173,7 @@ func TestFunctionOverlap(t *testing.T) {
 		api.OverlapQueue:   "10 success, 20 success, 30 running, 40 queued",
 	} {
 		withFunctions(t, func(f *fixture) {
-			f.functions.takes = 15 * time.Second
+			f.functions.set(0, 15*time.Second)
 			s := f.start(f.db)
 			c := f.createFunction(s, "a", "*/10 * * * * *", api.ScheduleOptions{Overlap: overlap})
 			after(44 * time.Second)
@@ -212,9 +234,11 @@ func TestFunctionKilled(t *testing.T) {
 				s.stop()
 				first := f.start(db)
 				after(65 * time.Second)
+				mu.Lock()
 				if !died {
 					f.Errorf("%q was never written", op)
 				}
+				mu.Unlock()
 				first.stop()
 				s = f.start(f.db)
 				after(50 * time.Second) // the lease ends
@@ -245,7 +269,7 @@ func TestThousand(t *testing.T) {
 		if count["60 success"] != n {
 			t.Errorf("runs: %v", count)
 		}
-		if got := len(f.functions.calls); got != n {
+		if got := f.functions.count(); got != n {
 			t.Errorf("%d calls, want %d", got, n)
 		}
 	})
