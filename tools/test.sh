@@ -6,22 +6,23 @@ set -uo pipefail
 cd "$(dirname "$0")/.."
 
 unit() {
-	local race= status=0 packages
+	local race= status=0 packages long='(EveryStep|AtScale)'
 	packages=$(go list ./... | grep -v /test/)
-	# Tests that fail and kill an operation after each of its steps repeat one path hundreds of times; other tests
-	# of these packages show its races. Without the race detector they take a quarter of the time.
+	# Tests that fail and kill an operation after each of its steps, and those with thousands of rows, repeat one path
+	# many times; other tests of these packages show its races. Without the race detector they take a quarter of the
+	# time.
 	if command -v gcc >/dev/null; then
 		# SQLite was translated from C, with a memory and locks of its own. To check each of its pointers, as comes
 		# with -race, and to watch each of its accesses is two thirds of what tests with a store take.
 		race="-race -gcflags=modernc.org/...=-d=checkptr=0"
 		race="$race -gcflags=modernc.org/sqlite/lib=-race=false -gcflags=modernc.org/libc/...=-race=false"
-		CGO_ENABLED=1 go test $race -timeout 10m -skip 'EveryStep$' $packages || status=1
+		CGO_ENABLED=1 go test $race -timeout 10m -skip "$long\$" $packages || status=1
 	else
 		echo "test: no C compiler here, so the race detector is off" >&2
-		go test -timeout 10m -skip 'EveryStep$' $packages || status=1
+		go test -timeout 10m -skip "$long\$" $packages || status=1
 	fi
-	go test -timeout 10m -run 'EveryStep$' \
-		$(grep -rlE --include='*_test.go' '^func Test[A-Za-z]*EveryStep\(' internal | xargs -n1 dirname | sort -u | sed 's|^|./|') ||
+	go test -timeout 10m -run "$long\$" \
+		$(grep -rlE --include='*_test.go' "^func Test[A-Za-z]*$long\\(" internal | xargs -n1 dirname | sort -u | sed 's|^|./|') ||
 		status=1
 	return $status
 }

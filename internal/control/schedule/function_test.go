@@ -250,8 +250,8 @@ func TestFunctionKilled(t *testing.T) {
 	}
 }
 
-// TestThousand has 1,000 schedules of a function at the same second, and two processes over one store.
-func TestThousand(t *testing.T) {
+// TestSchedulesAtScale has 1,000 schedules of a function at the same second, and two processes over one store.
+func TestSchedulesAtScale(t *testing.T) {
 	const n = 1000
 	withFunctions(t, func(f *fixture) {
 		f.schedules = n

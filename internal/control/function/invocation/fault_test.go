@@ -212,8 +212,8 @@ func TestTwo(t *testing.T) {
 	})
 }
 
-// TestMany has 10,000 queued runs when the process is killed.
-func TestMany(t *testing.T) {
+// TestRunsAtScale has 10,000 queued runs when the process is killed.
+func TestRunsAtScale(t *testing.T) {
 	const n = 10_000
 	test(t, func(f *fixture) {
 		f.cfg.Concurrency = 256
