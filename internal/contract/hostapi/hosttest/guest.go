@@ -80,7 +80,8 @@ type guest struct {
 	next  uint32
 	ports map[uint16]func(net.Conn)
 
-	sockets map[string]SocketServer // by path
+	sockets  map[string]SocketServer // by path
+	programs map[string]Program      // by name
 }
 
 // SocketServer serves connections to a Unix socket of a guest, whose files it may use.
@@ -385,7 +386,16 @@ func (g *guest) DialPort(ctx context.Context, port uint16) (net.Conn, error) {
 		return nil, fmt.Errorf("port %d: %w", port, guestapi.ErrRefused)
 	}
 	ours, theirs := net.Pipe()
+	served := make(chan struct{})
 	go func() {
+		select {
+		case <-g.lost: // the connection ends with the generation
+			_ = theirs.Close()
+		case <-served:
+		}
+	}()
+	go func() {
+		defer close(served)
 		defer theirs.Close()
 		serve(theirs)
 	}()

@@ -47,6 +47,7 @@ type Host struct {
 	hook           Hook
 	guestHook      func(ctx context.Context) error // nil: none
 	sockets        map[string]SocketServer
+	programs       map[string]Program
 	calls          []string
 	subscribers    map[int]chan hostapi.Event
 	nextSubscriber int
@@ -233,7 +234,7 @@ func (h *Host) start(m *machine) {
 	m.Tap, m.MAC = fmt.Sprintf("tap%d", n), "02:fc:00:00:00:05"
 	m.Generation++
 	m.guest = newGuest(m.state)
-	m.guest.hook, m.guest.sockets = h.guestHook, h.sockets
+	m.guest.hook, m.guest.sockets, m.guest.programs = h.guestHook, h.sockets, h.programs
 	m.guest.resume(m.state.servers)
 	m.state.servers = nil
 }

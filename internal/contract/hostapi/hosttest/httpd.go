@@ -8,6 +8,7 @@ import (
 	"maps"
 	"net"
 	"net/http"
+	"path"
 	"slices"
 	"strconv"
 	"strings"
@@ -97,6 +98,14 @@ func (g *guest) servers() (all []server) {
 // resume starts servers that a captured guest had.
 func (g *guest) resume(all []server) {
 	for _, v := range all {
-		_, _ = g.launch(v.ctx, v.spec) // the guest is new: it has no process with the tag
+		p, err := g.launch(v.ctx, v.spec)
+		if err != nil || len(v.spec.Argv) == 0 || g.programs[path.Base(v.spec.Argv[0])] == nil {
+			continue // the guest is new: it has no process with the tag
+		}
+		started := p.(*follower).p
+		select {
+		case <-started.serving:
+		case <-started.ctx.Done():
+		}
 	}
 }

@@ -19,11 +19,13 @@ type process struct {
 	guestapi.ProcessInfo
 	g      *guest
 	spec   guestapi.ProcessSpec
-	serves bool // it is a server of HTTP; guarded by guest.pmu
+	serves bool // it is a server; guarded by guest.pmu
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 	stdin  *io.PipeWriter
 	input  *io.PipeReader
+
+	serving chan struct{} // closed when a Program listens
 
 	mu      sync.Mutex
 	changed chan struct{} // closed and replaced on every change
@@ -62,6 +64,7 @@ func (g *guest) launch(ctx context.Context, spec guestapi.ProcessSpec) (guestapi
 		ProcessInfo: guestapi.ProcessInfo{PID: g.next, Tag: spec.Tag, Argv: spec.Argv, Shell: spec.Shell, Env: spec.Env,
 			Dir: spec.Dir, User: spec.User, PTY: spec.PTY != nil, Started: time.Now()},
 		g: g, spec: spec, changed: make(chan struct{}), out: map[guestapi.Stream][]byte{},
+		serving: make(chan struct{}),
 	}
 	g.procs[p.PID] = p
 	g.pmu.Unlock()

@@ -235,6 +235,9 @@ func (s *shell) run(argv []string, to guestapi.Stream, direct bool) (int, string
 			code = inner.script(args[len(args)-1])
 		}
 	default:
+		if run := s.p.g.programs[path.Base(argv[0])]; run != nil {
+			return run(s.ctx, &Exec{Args: args, Stdin: s.p.input, Files: s.p.g, p: s.p}), ""
+		}
 		if name, value, ok := strings.Cut(argv[0], "="); ok {
 			s.env[name] = value
 			return s.run(args, to, direct)
