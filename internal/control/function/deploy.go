@@ -114,6 +114,7 @@ func (s *Service) addVersion(
 	defer release()
 	err = s.deps.Code.PutIfAbsent(ctx, codeKey(code.digest), code.file, code.size)
 	if err != nil && !errors.Is(err, blob.ErrExists) {
+		s.stray.Store(true)
 		return v, err
 	}
 	err = s.write(ctx, "function deploy", func(ctx context.Context, tx functionstore.Tx) error {
@@ -135,6 +136,9 @@ func (s *Service) addVersion(
 		}
 		return tx.InsertVersion(ctx, &v)
 	})
+	if err != nil {
+		s.stray.Store(true)
+	}
 	return v, err
 }
 
@@ -235,10 +239,7 @@ func (s *Service) build(ctx context.Context, v functionstore.Version) {
 	ctx, cancel := detached(ctx)
 	defer cancel()
 	if err == nil {
-		err = s.activate(ctx, &v, &row, built)
-		if err != nil {
-			s.drop(ctx, &row, string(built.Snapshot))
-		}
+		err = s.activate(ctx, &v, &row, built) // if it is unknown whether that is written, a sweep finds out
 	}
 	if err != nil {
 		s.fail(ctx, &v, err)
@@ -377,9 +378,9 @@ func (s *Service) capture(ctx context.Context, v functionstore.Version) {
 	err = s.write(ctx, "function capture", func(ctx context.Context, tx functionstore.Tx) error {
 		return tx.UpdateVersion(ctx, &v, functionstore.VersionReady, "snapshot", "layer", "captured")
 	})
-	if err != nil {
-		old = string(built.Snapshot)
-		s.log.Warn("a capture of a function is not kept", "function", v.Function, "version", v.Number, "err", err)
+	if err != nil { // which of the snapshots the row names is unknown: a sweep removes the other one
+		s.log.Warn("a capture of a function may not be kept", "function", v.Function, "version", v.Number, "err", err)
+		return
 	}
 	s.drop(ctx, &row, old)
 }

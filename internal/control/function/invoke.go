@@ -1,6 +1,7 @@
 package function
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"math"
@@ -73,6 +74,25 @@ type place struct {
 
 // place waits for the attempt's turn and returns a machine.
 func (s *Service) place(ctx context.Context, a *attempt, wait time.Duration) (place, error) {
+	for {
+		at, err := s.turn(ctx, a, wait)
+		if err == nil || !ended(err) {
+			return at, err
+		}
+		// The snapshot may have been replaced by one with other variables since it was read.
+		now, e := s.prepare(ctx, a.spec.Function, a.spec.Version)
+		if e != nil {
+			return place{}, e
+		}
+		if now.spec.Snapshot == a.spec.Snapshot {
+			return place{}, api.Wrap(api.Unavailable, err, "the function's machine could not be restored: "+err.Error())
+		}
+		*a = now
+	}
+}
+
+// turn does the same with the snapshot that was read.
+func (s *Service) turn(ctx context.Context, a *attempt, wait time.Duration) (place, error) {
 	fn := a.spec.Function
 	release, err := s.limits.Acquire(ctx, limit.Request{Workspace: a.spec.Workspace, Function: fn,
 		Limit: a.settings.maxConcurrency(), Wait: wait})
@@ -126,13 +146,16 @@ func (s *Service) do(ctx context.Context, call Call) (out Outcome, err error) {
 		return out, api.Errorf(api.TooLarge, "input: has %d bytes: use at most %d, or send where it is stored",
 			len(call.Event), most).With("field", "input")
 	}
+	if len(call.Event) == 0 {
+		call.Event = []byte("null")
+	}
 	for n := 1; ; n++ {
 		at, err := s.place(ctx, &a, call.Wait)
 		if failed, ok := errors.AsType[*program.Failed](err); ok {
 			return Outcome{Status: api.RunError, Failure: viewFailure(&failed.Failure), Began: time.Now()}, nil
 		}
 		if err != nil {
-			return out, err
+			return Outcome{}, err
 		}
 		out = Outcome{Sandbox: at.Sandbox, Cold: at.cold, Began: time.Now()}
 		res, err := at.Program.Event(ctx, a.call(&call), call.Event)
@@ -190,6 +213,9 @@ func viewFailure(f *program.Failure) *api.FunctionError {
 	return &api.FunctionError{Type: f.Type, Message: f.Message, Stack: f.Stack}
 }
 
+// canceled is the failure of an invocation whose caller has not waited for its end.
+var canceled = &api.FunctionError{Type: "Canceled", Message: "the client left before the response ended"}
+
 // keyLifetime is how long an idempotency key stands for its run.
 const keyLifetime = 24 * time.Hour
 
@@ -222,13 +248,16 @@ func (s *Service) Invoke(
 	}
 	out, err := s.Do(ctx, Call{Function: api.FunctionID(row.ID), Version: run.Version, Run: api.InvocationID(run.ID),
 		Attempt: 1, Event: req.Input, Trace: req.Trace, Wait: s.cfg.Wait})
-	if err != nil {
+	if err != nil && out.Sandbox == "" {
 		s.unclaim(ctx, &run)
 		return api.FunctionRun{}, err
 	}
+	if err != nil { // the handler was called: its key is not for another call
+		out.Status, out.Failure = api.RunError, canceled
+	}
 	Finish(&run, out, time.Now())
-	if err := s.record(ctx, &run); err != nil {
-		return api.FunctionRun{}, api.AsError(err)
+	if e := s.record(ctx, &run); e != nil || err != nil {
+		return api.FunctionRun{}, api.AsError(cmp.Or(err, e))
 	}
 	return View(&run), nil
 }
@@ -312,6 +341,11 @@ func (s *Service) record(ctx context.Context, run *functionstore.Run) error {
 	ctx, cancel := detached(ctx)
 	defer cancel()
 	err := s.write(ctx, "function run", func(ctx context.Context, tx functionstore.Tx) error {
+		if _, err := tx.Function(ctx, run.Function); errors.Is(err, store.ErrNotFound) {
+			return errDeleted // with its runs
+		} else if err != nil {
+			return err
+		}
 		if run.Dedupe != nil {
 			return tx.UpdateRun(ctx, run, store.RunRunning, "version", "state", "result", "error", "stdout",
 				"stderr", "truncated", "exit_code", "sandbox", "cold", "memory", "duration", "started", "ended")

@@ -31,8 +31,7 @@ func (s *Service) Serve(
 	answered, out, err := s.serve(ctx, &run, w, r)
 	if err == nil || answered {
 		if err != nil { // the client has left
-			out.Status = api.RunError
-			out.Failure = &api.FunctionError{Type: "Canceled", Message: "the client left before the response ended"}
+			out.Status, out.Failure = api.RunError, canceled
 		}
 		Finish(&run, out, time.Now())
 		if err := s.record(ctx, &run); err != nil {

@@ -11,6 +11,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/semaphore"
@@ -94,6 +95,7 @@ type Service struct {
 	hub    keyed.Hub           // by function: a version, a run or a machine has changed
 	poked  chan struct{}
 	builds sync.WaitGroup // of Run
+	stray  atomic.Bool    // there may be code that no version has
 
 	mu       sync.Mutex
 	queue    Queue
@@ -117,6 +119,7 @@ func New(cfg Config, deps Deps) (*Service, error) {
 		slots: semaphore.NewWeighted(int64(cfg.Builds)), poked: make(chan struct{}, 1), queue: noQueue{},
 		flights: map[api.FunctionID]*flight{}, building: map[string]context.CancelCauseFunc{},
 	}
+	s.stray.Store(true) // of a process that was killed
 	cfg.Pool.Instance, cfg.Pool.OwnerKind = s.instance, OwnerKind
 	var err error
 	s.pool, err = pool.New(cfg.Pool, deps.Store, deps.Sandboxes, deps.Log)

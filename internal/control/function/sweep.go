@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -15,6 +16,7 @@ import (
 	"github.com/pandastack/pandastack/internal/control/function/pool"
 	"github.com/pandastack/pandastack/internal/control/store"
 	"github.com/pandastack/pandastack/internal/control/store/functionstore"
+	"github.com/pandastack/pandastack/internal/lib/blob"
 )
 
 // Run builds versions, keeps machines, and removes what nothing needs, until ctx ends.
@@ -51,6 +53,7 @@ func (s *Service) attend(ctx context.Context) {
 			s.log.Warn("looking at a function failed; it is tried again", "function", rows[i].ID, "err", e)
 		}
 	}
+	err = errors.Join(err, s.sweepCode(ctx))
 	if err != nil && ctx.Err() == nil {
 		s.log.Warn("looking at functions failed; it is tried again", "err", err)
 	}
@@ -107,13 +110,7 @@ func (s *Service) keep(
 				return err
 			}
 		}
-		err := s.write(ctx, "function version removed", func(ctx context.Context, tx functionstore.Tx) error {
-			return tx.DeleteVersion(ctx, v.Function, v.Number)
-		})
-		if err != nil {
-			return err
-		}
-		if err := s.dropCode(ctx, v.Digest); err != nil {
+		if err := s.dropVersion(ctx, v); err != nil {
 			return err
 		}
 	}
@@ -127,6 +124,18 @@ func (s *Service) busy(fn string, number int64) bool {
 	return s.building[versionKey(fn, number)] != nil
 }
 
+// dropVersion removes the row of a version and its code.
+func (s *Service) dropVersion(ctx context.Context, v *functionstore.Version) error {
+	err := s.write(ctx, "function version removed", func(ctx context.Context, tx functionstore.Tx) error {
+		return tx.DeleteVersion(ctx, v.Function, v.Number)
+	})
+	if err != nil { // it may be written nevertheless
+		s.stray.Store(true)
+		return err
+	}
+	return s.dropCode(ctx, v.Digest)
+}
+
 // dropCode removes a bundle that no version has.
 func (s *Service) dropCode(ctx context.Context, digest string) error {
 	ctx, release, err := s.locks.Acquire(ctx, codeKey(digest))
@@ -135,10 +144,34 @@ func (s *Service) dropCode(ctx context.Context, digest string) error {
 	}
 	defer release()
 	used, err := s.read().CodeUsed(ctx, digest)
-	if err != nil || used {
-		return err
+	if err == nil && !used {
+		err = s.deps.Code.Delete(ctx, codeKey(digest))
 	}
-	return s.deps.Code.Delete(ctx, codeKey(digest))
+	if err != nil { // a sweep removes it
+		s.stray.Store(true)
+	}
+	return err
+}
+
+// sweepCode removes bundles that no version has, if there may be any.
+func (s *Service) sweepCode(ctx context.Context) (err error) {
+	if !s.stray.Swap(false) {
+		return nil
+	}
+	defer func() {
+		if err != nil {
+			s.stray.Store(true)
+		}
+	}()
+	var digests []string
+	err = s.deps.Code.List(ctx, codeKey(""), func(i blob.Info) error {
+		digests = append(digests, strings.TrimPrefix(i.Key, codeKey("")))
+		return nil
+	})
+	for _, digest := range digests {
+		err = errors.Join(err, s.dropCode(ctx, digest))
+	}
+	return err
 }
 
 // sweep removes machines of builds, and snapshots, that no row names.
@@ -322,14 +355,7 @@ func (s *Service) remove(ctx context.Context, row *functionstore.Function) error
 		return err
 	}
 	for i := range versions {
-		v := &versions[i]
-		err := s.write(ctx, "function version removed", func(ctx context.Context, tx functionstore.Tx) error {
-			return tx.DeleteVersion(ctx, v.Function, v.Number)
-		})
-		if err != nil {
-			return err
-		}
-		if err := s.dropCode(ctx, v.Digest); err != nil {
+		if err := s.dropVersion(ctx, &versions[i]); err != nil {
 			return err
 		}
 	}

@@ -102,7 +102,8 @@ func (p *Pool) Shared(ctx context.Context, s Spec) (*Lease, error) {
 		if k.state == ready && k.load == 0 {
 			p.drop(ctx, k, nil)
 		}
-		if k.err != nil {
+		lost := k.machine != nil && gone(k.err) // while it slept: another one takes its place
+		if k.err != nil && !lost {
 			return nil, k.err
 		}
 	}
