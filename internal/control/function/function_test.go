@@ -10,6 +10,7 @@ import (
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
 	"github.com/pandastack/pandastack/internal/control/quota"
+	"github.com/pandastack/pandastack/internal/control/store"
 	"github.com/pandastack/pandastack/internal/control/store/functionstore"
 )
 
@@ -127,6 +128,12 @@ func TestLayerIsReused(t *testing.T) {
 	}
 	if all := w.blobs(); len(all) != 1 {
 		t.Errorf("blobs of one version: %v", all)
+	}
+	var logs []string
+	w.must(w.db.Read().DB().NewSelect().Model((*store.AppLogLine)(nil)).Distinct().Column("deployment").
+		Scan(t.Context(), &logs))
+	if len(logs) != 1 || !strings.HasSuffix(logs[0], "/3") {
+		t.Errorf("logs of version 3: %v", logs)
 	}
 }
 

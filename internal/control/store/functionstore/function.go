@@ -202,10 +202,15 @@ func (t Tx) UpdateVersion(ctx context.Context, v *Version, was string, columns .
 	return store.Changed(res, err, "version", fmt.Sprint(v.Number))
 }
 
-// DeleteVersion removes a row. A missing row is no error.
+// DeleteVersion removes a row and the log of its build. A missing row is no error.
 func (t Tx) DeleteVersion(ctx context.Context, function string, number int64) error {
 	_, err := t.db.NewDelete().Model((*Version)(nil)).Where("function = ?", function).
 		Where("number = ?", number).Exec(ctx)
+	if err != nil {
+		return err
+	}
+	_, err = t.db.NewDelete().Model((*store.AppLogLine)(nil)).
+		Where("deployment = ?", fmt.Sprintf("%s/%d", function, number)).Exec(ctx)
 	return err
 }
 
