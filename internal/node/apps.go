@@ -132,7 +132,7 @@ func (n *node) apps(ctx context.Context, deps appDeps) (a apps, err error) {
 	a.service, err = app.New(app.Config{
 		Suffix: a.suffix, Scheme: cmp.Or(u.Scheme, "http"), Port: u.Port(), URL: n.apiURL, Idle: set.Idle,
 		Keep: set.Keep, Concurrency: set.Deployments, Template: set.Template, DatabaseAddress: n.guestDatabases(),
-		Own: n.ownHosts(),
+		Own: n.ownHosts(), Rehearse: n.translates,
 	}, needs)
 	if err != nil {
 		return a, err

@@ -257,7 +257,7 @@ func (n *node) host(ctx context.Context) (*agent.Host, error) {
 	if err != nil {
 		return nil, err
 	}
-	n.memory = driver.Capabilities().Memory.Hotplug
+	n.memory, n.translates = driver.Capabilities().Memory.Hotplug, driver.Capabilities().Capture.Checkpoints
 	jails, err := n.openJail()
 	if err != nil {
 		return nil, err

@@ -69,16 +69,17 @@ type node struct {
 	budgets []*budget.Pool   // all shares of the node, for metrics
 	ballast *ballast.Ballast // of the data directory
 
-	apiURL string                  // base of the API's URLs
-	cert   certificate             // of everything that is served over TLS
-	pg     net.Listener            // of databases; nil: there are none
-	guests *netslot.Service        // of databases, for guests; nil: they reach none
-	ssh    net.Listener            // of the SSH gateway; nil: there is none
-	plain  net.Listener            // of the API
-	secure net.Listener            // of the API over TLS; nil: there is none
-	acme   *acme.Manager           // issues certificates for domains of apps; nil: none are issued
-	memory bool                    // machines can have more memory than their template
-	fail   context.CancelCauseFunc // stops the node with an error
+	apiURL     string                  // base of the API's URLs
+	cert       certificate             // of everything that is served over TLS
+	pg         net.Listener            // of databases; nil: there are none
+	guests     *netslot.Service        // of databases, for guests; nil: they reach none
+	ssh        net.Listener            // of the SSH gateway; nil: there is none
+	plain      net.Listener            // of the API
+	secure     net.Listener            // of the API over TLS; nil: there is none
+	acme       *acme.Manager           // issues certificates for domains of apps; nil: none are issued
+	memory     bool                    // machines can have more memory than their template
+	translates bool                    // monitors translate guests' code, and snapshots keep the translations
+	fail       context.CancelCauseFunc // stops the node with an error
 }
 
 // Up runs a node until ctx ends or a component fails. It returns after all components have stopped, with the error of

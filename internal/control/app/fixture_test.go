@@ -212,7 +212,7 @@ func newFixture(t *testing.T, change ...func(*fixture)) *fixture {
 		databases: &databases{url: "postgres://u:one@db.example.com:5432/d?sslmode=require"}, edge: &edge{},
 		cfg: app.Config{Suffix: "apps.example.com", URL: "http://127.0.0.1:7700", Idle: time.Hour, Interval: time.Hour,
 			Keep: 2, DatabaseAddress: "192.168.241.1:5432", Own: []string{"panel.apps.example.com"},
-			StartTimeout: 10 * time.Second},
+			StartTimeout: 10 * time.Second, Rehearse: true},
 	}
 	w.builder.w = w
 	data, err := empty()

@@ -317,6 +317,9 @@ func (s *Service) candidate(ctx context.Context, w *work, r *store.Replica) erro
 	if err := s.coldStart(ctx, w, r); err != nil {
 		return err
 	}
+	if err := s.rehearse(ctx, w, r); err != nil {
+		return err
+	}
 	if err := s.step(ctx, w, stepCapture); err != nil {
 		return err
 	}

@@ -41,6 +41,9 @@ type Config struct {
 	DatabaseAddress string
 	// Template is that of the machines of apps whose creators name none, for users.
 	Template string
+	// Rehearse restores the program of a deployment once before its capture, and lets it answer requests. Machines of
+	// the capture are then ready sooner if their monitors keep translated code.
+	Rehearse bool
 
 	Interval       time.Duration // between looks at all apps; 2 s
 	Concurrency    int           // deployments under way at once; 2

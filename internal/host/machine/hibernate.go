@@ -191,7 +191,8 @@ func (m *Manager) Hibernate(ctx context.Context, id hostapi.MachineID) (err erro
 	if err := m.hibernate(ctx, op, mc); err != nil {
 		return fmt.Errorf("hibernate machine %s: %w", id, wrapNoSpace(err))
 	}
-	return m.releaseAtRest(ctx, op, mc, old, "hibernated")
+	// It is hibernated whatever becomes of the caller now.
+	return m.releaseAtRest(context.WithoutCancel(ctx), op, mc, old, "hibernated")
 }
 
 // releaseAtRest releases what a machine at rest does not need; only Wake starts it again. old is the image that it ran
@@ -280,6 +281,9 @@ func (m *Manager) saveHibernation(ctx context.Context, op *operation, mc *machin
 	err = m.save(ctx, op, capture, draft, snap)
 	if err := errors.Join(err, disk.Wait()); err != nil {
 		return err
+	}
+	if ctx.Err() != nil { // the machine can still continue
+		return context.Cause(ctx)
 	}
 	if err := m.commit(op, draft, snap); err != nil {
 		return err

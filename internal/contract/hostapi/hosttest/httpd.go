@@ -8,7 +8,6 @@ import (
 	"maps"
 	"net"
 	"net/http"
-	"path"
 	"slices"
 	"strconv"
 	"strings"
@@ -33,6 +32,7 @@ func (s *shell) httpd(args []string) int {
 	}
 	g.ports[uint16(port)] = func(c net.Conn) { s.serve(c) }
 	s.p.serves = true
+	close(s.p.serving)
 	g.pmu.Unlock()
 	s.p.print(guestapi.StreamStdout, fmt.Sprintf("listening on %d\n", port))
 	<-s.ctx.Done()
@@ -95,17 +95,17 @@ func (g *guest) servers() (all []server) {
 	return all
 }
 
-// resume starts servers that a captured guest had.
+// resume starts servers that a captured guest had, and waits until they accept connections, as they did.
 func (g *guest) resume(all []server) {
 	for _, v := range all {
-		p, err := g.launch(v.ctx, v.spec)
-		if err != nil || len(v.spec.Argv) == 0 || g.programs[path.Base(v.spec.Argv[0])] == nil {
-			continue // the guest is new: it has no process with the tag
+		started, err := g.launch(v.ctx, v.spec)
+		if err != nil { // the guest is new: it has no process with the tag
+			continue
 		}
-		started := p.(*follower).p
+		p := started.(*follower).p
 		select {
-		case <-started.serving:
-		case <-started.ctx.Done():
+		case <-p.serving:
+		case <-p.ctx.Done():
 		}
 	}
 }

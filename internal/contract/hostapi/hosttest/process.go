@@ -25,7 +25,7 @@ type process struct {
 	stdin  *io.PipeWriter
 	input  *io.PipeReader
 
-	serving chan struct{} // closed when a Program listens
+	serving chan struct{} // closed when it is a server
 
 	mu      sync.Mutex
 	changed chan struct{} // closed and replaced on every change

@@ -236,6 +236,28 @@ func Warm(ctx context.Context, g guestapi.PortDialer, port uint16, paths []strin
 // warmTimeout bounds the requests of Warm.
 const warmTimeout = 2 * time.Minute
 
+// rehearsals is how often Rehearse makes its requests: later rounds run code that runs only the second time.
+const rehearsals = 3
+
+// Rehearse makes the first requests of a program several times.
+//
+// They are those of Warm, or without any the one of the health check, or else that of the root, whose response does not
+// matter.
+func Rehearse(ctx context.Context, g guestapi.PortDialer, port uint16, warm []string, health string) error {
+	for range rehearsals {
+		if len(warm) > 0 {
+			if err := Warm(ctx, g, port, warm); err != nil {
+				return err
+			}
+			continue
+		}
+		if err := Check(ctx, g, port, cmp.Or(health, "/")); err != nil && ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+	}
+	return nil
+}
+
 // hookTimeout bounds what a program does after a restore before requests come.
 const hookTimeout = 10 * time.Second
 
