@@ -10,6 +10,8 @@
 //	POST /_/restored   204: after a restore, the body, a Restored, has the variables; 424 as above
 //	POST /_/event   the body is an event; the response is the result, with status 200, or a Failure, with status 500,
 //	                or 504 if the time ran out
+//	POST /_/rehearse   as /_/event, but the process of the handler calls a function of its own in the handler's place,
+//	                which returns the event; scripts are an empty one, and programs of style lambda are not called
 //	GET  /_/summary/{id}   a Summary that did not fit into its trailer, once
 //	ANY  /...       a request for the handler as its caller sent it; the response is the handler's, or a Failure as
 //	                above with HeaderFailure
@@ -35,6 +37,7 @@ const (
 	PathReady    = "/_/ready"
 	PathRestored = "/_/restored"
 	PathEvent    = "/_/event"
+	PathRehearse = "/_/rehearse"
 	PathSummary  = "/_/summary/" // with the id of an invocation
 )
 

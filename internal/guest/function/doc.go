@@ -23,6 +23,14 @@
 // Requests to handlers of events are events in the form of function URLs of AWS Lambda. Events for handlers of requests
 // are POST requests.
 //
+// # Rehearsals
+//
+// The first call after a restore runs code that nothing has run before, which takes long where machines are emulated.
+// A rehearsal makes a call on the way of all calls, through the HTTP server, the shim's socket and the pipe of its
+// output, with a function of the shim in place of the handler: a machine that is captured afterwards has all that
+// behind it. It runs no code of the user. A script is rehearsed with an empty one. A program that uses the Runtime API
+// gets nothing, since all that it can get is an event.
+//
 // # Failures
 //
 // An error that the handler raises has the name of its class as the type of the Failure. The types of this package are:
@@ -49,6 +57,7 @@
 // # After a restore
 //
 // The machine may be a copy of another. Python's random and OpenSSL's generator get new seeds, and Math.random and the
-// functions of crypto in Node.js take their bytes from the kernel from then on. What Node.js does inside OpenSSL, such
-// as the ephemeral keys of TLS, and generators that the handler has of its own, cannot be seeded from here.
+// functions of crypto in Node.js take their bytes from the kernel from then on, and keep none over a restore. What
+// Node.js does inside OpenSSL, such as the ephemeral keys of TLS, and generators that the handler has of its own,
+// cannot be seeded from here.
 package function

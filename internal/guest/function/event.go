@@ -269,6 +269,6 @@ func validHeader(name, value string) bool {
 func (c *call) start(kind string) start {
 	return start{
 		Kind: kind, Number: c.number, ID: c.id, Attempt: c.attempt, Remaining: c.remaining(), Trace: c.trace,
-		Scheduled: c.scheduled, Queue: c.queue,
+		Scheduled: c.scheduled, Queue: c.queue, Rehearsal: c.rehearsal,
 	}
 }

@@ -48,6 +48,7 @@ type start struct {
 	Host      string            `json:"host,omitempty"`
 	Headers   [][2]string       `json:"headers,omitempty"`
 	Env       map[string]string `json:"env,omitempty"` // of callRestored: all variables
+	Rehearsal bool              `json:"rehearsal,omitempty"`
 }
 
 // head begins the response to a request.

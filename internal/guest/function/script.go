@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"os"
+	"slices"
 	"strconv"
 	"sync"
 )
@@ -29,7 +30,11 @@ func (h *shimHandler) runScript(ctx context.Context, c *call, event []byte, to r
 	)
 	h.server.mu.Unlock()
 	var result resultBuffer
-	run := command{argv: h.script, env: env, stdin: input, tee: result.add}
+	argv := h.script
+	if c.rehearsal {
+		argv = append(slices.Clone(argv[:len(argv)-1]), os.DevNull) // an empty script
+	}
+	run := command{argv: argv, env: env, stdin: input, tee: result.add}
 	p, err := startProcess(h.server.place, run, false, c.out.add)
 	if err != nil {
 		return failed(typeUnsupported, "%s", err), nil

@@ -31,6 +31,7 @@ type call struct {
 	scheduled string
 	queue     string
 	trace     string
+	rehearsal bool // the handler itself is not called
 	out       *capture
 	target    atomic.Pointer[process] // that the time limit ends
 	memory    int64                   // peak, of a process for this call alone
@@ -256,6 +257,7 @@ func (s *Server) newCall(r *http.Request) (*call, error) {
 	c := &call{
 		number: s.numbers.Add(1), id: h.Get(fnruntime.HeaderInvocation), attempt: 1, out: newCapture(),
 		scheduled: h.Get(fnruntime.HeaderScheduled), queue: h.Get(fnruntime.HeaderQueue), trace: h.Get("Traceparent"),
+		rehearsal: r.URL.Path == fnruntime.PathRehearse,
 	}
 	if c.id == "" {
 		c.id = "local-" + strconv.FormatUint(uint64(c.number), 10)
@@ -365,7 +367,7 @@ func (s *Server) dispatch(
 	ctx context.Context, h handler, c *call, r *http.Request, to *responder,
 ) (*failure, *int) {
 	body := &requestBody{ReadCloser: r.Body, rc: to.rc}
-	if r.URL.Path != fnruntime.PathEvent {
+	if r.URL.Path != fnruntime.PathEvent && !c.rehearsal {
 		return h.request(ctx, c, r, body, to)
 	}
 	event, err := io.ReadAll(io.LimitReader(body, maxEvent+1))

@@ -336,6 +336,21 @@ function invoke(f, event, context) {
   });
 }
 
+// In place of the handlers, in rehearsals. What they print is kept as output of their calls.
+function rehearse(event) {
+  console.log('rehearsal');
+  return event;
+}
+const rehearsal = {
+  event: async (event) => rehearse(event),
+  scheduled: async (controller) => rehearse(controller.event),
+  queue: async (batch) => void rehearse(batch),
+  fetch: async (request) => {
+    const headers = { 'content-type': 'application/json' };
+    return new Response(rehearse(await request.text()), { headers });
+  },
+};
+
 function batchOf(body) {
   const again = new Set();
   const messages = (body?.messages ?? []).map((message) => ({
@@ -440,7 +455,10 @@ function restored(start) {
 
 // freshRandom takes random bytes from the kernel: the state of OpenSSL and of V8 may be that of another machine.
 let fresh = false;
+const pool = new Uint32Array(1024); // of Math.random
+let used = pool.length;
 function freshRandom() {
+  used = pool.length; // another machine may have the same pool
   if (fresh) return;
   fresh = true;
   const source = fs.openSync('/dev/urandom', 'r');
@@ -483,24 +501,23 @@ function freshRandom() {
     randomUUID: { value: uuid, configurable: true },
   });
   module.syncBuiltinESMExports();
-  const pool = new Uint32Array(1024);
-  let at = pool.length;
   Math.random = () => {
-    if (at === pool.length) {
+    if (used === pool.length) {
       fill(pool);
-      at = 0;
+      used = 0;
     }
-    const high = pool[at++] >>> 5;
-    const low = pool[at++] >>> 6;
+    const high = pool[used++] >>> 5;
+    const low = pool[used++] >>> 6;
     return (high * 2 ** 26 + low) / 2 ** 53;
   };
 }
 
-async function serve(handlers, socket) {
+async function serve(loaded, socket) {
   const connection = new Connection(socket);
   const [kind, data] = await connection.frame();
   if (kind !== 'S') return;
   const start = JSON.parse(data.toString('utf8'));
+  const handlers = start.rehearsal ? rehearsal : loaded;
   await calls.run({ number: start.number }, async () => {
     if (start.kind === 'load') {
       connection.done({ style: handlers.style, handlers: handlers.kinds });

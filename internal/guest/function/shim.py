@@ -335,7 +335,39 @@ def failed_messages(result):
 
 
 def pick(handlers, start):
-    return getattr(handlers, start["kind"])
+    handler = getattr(handlers, start["kind"])
+    if start.get("rehearsal"):
+        return rehearse_async if is_async(handler) else rehearse
+    return handler
+
+
+# In place of the handler, in rehearsals. What they print is kept as output of their calls.
+
+
+def rehearse(event, context):
+    print("rehearsal")
+    return event
+
+
+async def rehearse_async(event, context):
+    return rehearse(event, context)
+
+
+def rehearse_wsgi(environ, start_response):
+    print("rehearsal")
+    data = environ["wsgi.input"].read()
+    start_response("200 OK", [("Content-Type", "application/json"), ("Content-Length", str(len(data)))])
+    return [data]
+
+
+async def rehearse_asgi(scope, receive, send):
+    print("rehearsal")
+    body, more = b"", True
+    while more:
+        message = await receive()
+        body, more = body + message.get("body", b""), message.get("more_body", False)
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/json")]})
+    await send({"type": "http.response.body", "body": body})
 
 
 def restored(start):
@@ -438,7 +470,7 @@ def serve_call(handlers, c, start):
             restored(start)
             c.send(done())
         elif start["kind"] == "http":
-            run_wsgi(handlers.app, c, start)
+            run_wsgi(rehearse_wsgi if start.get("rehearsal") else handlers.app, c, start)
             flush()
             c.send(done())
         else:
@@ -750,7 +782,8 @@ class Loop:
             finished = not message.get("more_body", False)
             await writer.drain()
 
-        await self.handlers.app(scope, receive, send)
+        app = rehearse_asgi if start.get("rehearsal") else self.handlers.app
+        await app(scope, receive, send)
         if not finished:
             raise RuntimeError("the application returned before the end of the response")
 

@@ -194,12 +194,20 @@ func cause(ctx context.Context, err error) error {
 func (p *Program) Event(ctx context.Context, c Call, event []byte) (Result, error) {
 	ctx, cancel := c.bound(ctx)
 	defer cancel()
-	res, err := p.event(ctx, c, event)
+	res, err := p.event(ctx, c, fnruntime.PathEvent, event)
 	return res, cause(ctx, err)
 }
 
-func (p *Program) event(ctx context.Context, c Call, event []byte) (res Result, err error) {
-	r, err := request(ctx, http.MethodPost, fnruntime.PathEvent, bytes.NewReader(event))
+// Rehearse lets the program do what it does for an event, without the handler.
+func (p *Program) Rehearse(ctx context.Context, c Call) (Result, error) {
+	ctx, cancel := c.bound(ctx)
+	defer cancel()
+	res, err := p.event(ctx, c, fnruntime.PathRehearse, []byte("{}"))
+	return res, cause(ctx, err)
+}
+
+func (p *Program) event(ctx context.Context, c Call, path string, event []byte) (res Result, err error) {
+	r, err := request(ctx, http.MethodPost, path, bytes.NewReader(event))
 	if err != nil {
 		return res, err
 	}
@@ -237,7 +245,7 @@ func (p *Program) event(ctx context.Context, c Call, event []byte) (res Result, 
 			res.Failure = full
 		}
 	default:
-		return res, fmt.Errorf("%s: status %d", fnruntime.PathEvent, res.Status)
+		return res, fmt.Errorf("%s: status %d", path, res.Status)
 	}
 	return res, nil
 }
