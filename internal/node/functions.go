@@ -88,7 +88,8 @@ func (n *node) functions(ctx context.Context, deps functionDeps, jobs *job.Queue
 	}
 	builds, err := builder.New(builder.Config{
 		Program: filepath.Join(filepath.Dir(n.Config.Agent()), runtimeProgram), Timeout: set.BuildTimeout,
-		Mirrors: builder.Mirrors{Certificates: mirrors.Certificates, Hosts: mirrors.Hosts, Env: mirrors.Env},
+		Mirrors:  builder.Mirrors{Certificates: mirrors.Certificates, Hosts: mirrors.Hosts, Env: mirrors.Env},
+		Rehearse: n.translates,
 	}, deps.sandboxes, deps.templates, n.Log)
 	if err != nil {
 		return f, err

@@ -2,7 +2,8 @@
 //
 // A build begins with a machine of the template, or of a layer, which is a snapshot of one in which the dependencies
 // are installed. A layer is known by all that its content depends on, and is made once. The bundle is unpacked over it,
-// the program pandastack-runtime loads the handler, an optional request warms it up, and the machine is captured.
+// the program pandastack-runtime loads the handler, an optional request warms it up, and the machine is captured. With
+// Config.Rehearse a machine of that capture is asked as those of invocations are, and captured in its place.
 //
 // Everything that a build makes belongs to the function. What a build that was killed has left is removed by the next
 // build of the version, or with the function. Bundles, and what machines say, are not trusted.
@@ -37,6 +38,9 @@ type Config struct {
 	Timeout     time.Duration // of one build; 15 min
 	LoadTimeout time.Duration // until the handler is loaded; 1 min
 	Mirrors     Mirrors
+	// Rehearse captures a version from a machine that was itself restored, and has answered requests since. Machines of
+	// the capture are then ready sooner if their monitors keep translated code.
+	Rehearse bool
 	// OnStep, for tests, is called after every step of a build; an error fails the build there.
 	OnStep func(step string) error
 }
@@ -144,7 +148,7 @@ func (b *Builder) Build(ctx context.Context, in Build) (built Built, err error) 
 		return built, err
 	}
 	defer func() {
-		end, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanTimeout)
+		end, cancel := detached(ctx)
 		defer cancel()
 		if e := w.clean(end); e != nil { // the next build of the version or the removal of the function does it
 			b.log.Warn("removing the machines of a build failed", "function", in.Principal.Owner.ID, "err", e)
@@ -186,14 +190,14 @@ func (w *work) build(ctx context.Context) (built Built, err error) {
 	if built.Style, err = m.load(ctx); err != nil {
 		return built, err
 	}
-	snap, err := w.boxes.TakeSnapshot(ctx, w.Principal, m.id, api.SnapshotRequest{Metadata: w.metadata(RoleCaptured)})
+	snap, err := m.capture(ctx)
+	if err == nil && w.cfg.Rehearse {
+		snap, err = m.rehearse(ctx, snap)
+	}
 	if err != nil {
 		return built, err
 	}
-	built.Snapshot = snap.ID
-	if err := w.did("snapshot"); err != nil {
-		return built, errors.Join(err, w.boxes.DeleteSnapshot(context.WithoutCancel(ctx), w.Principal, snap.ID))
-	}
+	built.Snapshot = snap
 	w.Log.Append("info", "capture", "the machine with the loaded handler was captured")
 	return built, nil
 }

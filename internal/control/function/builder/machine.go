@@ -271,7 +271,9 @@ func (m *machine) await(ctx context.Context) (style string, err error) {
 		err = m.did("ready")
 	}
 	if err == nil && m.WarmUp != nil {
-		err = m.warm(ctx, call)
+		if err = m.warm(ctx, call); err == nil {
+			m.Log.Append("info", "warm-up", "the request of the warm-up was answered")
+		}
 	}
 	if because := context.Cause(ctx); err != nil && because != nil && !errors.Is(because, errLoaded) {
 		err = because
@@ -290,8 +292,7 @@ func (m *machine) failure(f *program.Failed) error {
 
 // warm makes the request that the user wants before the capture.
 func (m *machine) warm(ctx context.Context, p *program.Program) error {
-	call := program.Call{Run: api.NewInvocationID(), Attempt: 1, Name: m.Name, Version: m.Version,
-		Deadline: time.Now().Add(m.Timeout), MaxResult: api.MaxFunctionPayload}
+	call := m.call()
 	var failure *fnruntime.Failure
 	var err error
 	if m.WarmUp.Path != "" {
@@ -308,6 +309,5 @@ func (m *machine) warm(ctx context.Context, p *program.Program) error {
 		return api.Wrap(api.Invalid, err, "settings.warm_up: the request failed: "+err.Error()).
 			With("field", "settings.warm_up")
 	}
-	m.Log.Append("info", "warm-up", "the request of the warm-up was answered")
 	return m.did("warm-up")
 }
