@@ -69,7 +69,18 @@ func (s *Service) prepare(ctx context.Context, fn api.FunctionID, number int64) 
 type place struct {
 	*pool.Machine
 	cold  bool
+	alone bool              // nothing else runs in the machine, which is removed
 	leave func(broken bool) // gives everything back
+}
+
+// after gives the place back when the attempt has ended, or returns what does so when its outcome is written: the
+// removal of a machine takes processor time and writes of its own, which the caller would wait for.
+func (p *place) after(broken bool) (leave func()) {
+	if p.alone {
+		return func() { p.leave(broken) }
+	}
+	p.leave(broken)
+	return func() {}
 }
 
 // place waits for the attempt's turn and returns a machine.
@@ -110,14 +121,14 @@ func (s *Service) turn(ctx context.Context, a *attempt, wait time.Duration) (pla
 			return place{}, err
 		}
 		// The place is given back when the machine is gone, so that there are no more of them than are allowed.
-		return place{m, true, func(bool) { s.pool.Discard(ctx, m, done) }}, nil
+		return place{m, true, true, func(bool) { s.pool.Discard(ctx, m, done) }}, nil
 	}
 	l, err := s.pool.Shared(ctx, a.spec)
 	if err != nil {
 		done()
 		return place{}, err
 	}
-	return place{l.Machine, l.Cold, func(broken bool) {
+	return place{l.Machine, l.Cold, false, func(broken bool) {
 		l.Release(broken)
 		done()
 	}}, nil
@@ -128,22 +139,30 @@ const maxPlaces = 3
 
 // Do implements Invoker.
 func (s *Service) Do(ctx context.Context, call Call) (Outcome, error) {
-	ctx, leave := s.enter(ctx, call.Function)
-	defer leave()
-	out, err := s.do(ctx, call)
+	out, leave, err := s.hold(ctx, call)
+	leave()
+	return out, err
+}
+
+// hold is Do, but the attempt keeps its machine until leave is called, which must be called in any case.
+func (s *Service) hold(ctx context.Context, call Call) (out Outcome, leave func(), err error) {
+	ctx, exit := s.enter(ctx, call.Function)
+	defer exit()
+	out, leave, err = s.do(ctx, call)
 	if because := context.Cause(ctx); err != nil && because != nil {
 		err = because
 	}
-	return out, asError(err)
+	return out, leave, asError(err)
 }
 
-func (s *Service) do(ctx context.Context, call Call) (out Outcome, err error) {
+func (s *Service) do(ctx context.Context, call Call) (out Outcome, leave func(), err error) {
+	leave = func() {}
 	a, err := s.prepare(ctx, call.Function, call.Version)
 	if err != nil {
-		return out, err
+		return out, leave, err
 	}
 	if most := a.settings.maxPayload(); int64(len(call.Event)) > most {
-		return out, api.Errorf(api.TooLarge, "input: has %d bytes: use at most %d, or send where it is stored",
+		return out, leave, api.Errorf(api.TooLarge, "input: has %d bytes: use at most %d, or send where it is stored",
 			len(call.Event), most).With("field", "input")
 	}
 	if len(call.Event) == 0 {
@@ -152,19 +171,22 @@ func (s *Service) do(ctx context.Context, call Call) (out Outcome, err error) {
 	for n := 1; ; n++ {
 		at, err := s.place(ctx, &a, call.Wait)
 		if failed, ok := errors.AsType[*program.Failed](err); ok {
-			return Outcome{Status: api.RunError, Failure: viewFailure(&failed.Failure), Began: time.Now()}, nil
+			out = Outcome{Status: api.RunError, Failure: viewFailure(&failed.Failure), Began: time.Now()}
+			return out, leave, nil
 		}
 		if err != nil {
-			return Outcome{}, err
+			return Outcome{}, leave, err
 		}
 		out = Outcome{Sandbox: at.Sandbox, Cold: at.cold, Began: time.Now()}
 		res, err := at.Program.Event(ctx, a.call(&call), call.Event)
-		at.leave(err != nil)
 		out.Wall = time.Since(out.Began)
 		if _, ok := errors.AsType[*program.UnreachableError](err); ok && n < maxPlaces && ctx.Err() == nil {
+			at.leave(true)
 			continue // the machine has ended while it was idle
 		}
-		return out, out.end(ctx, &a, res, err)
+		leave = at.after(err != nil)
+		err = out.end(ctx, &a, res, err)
+		return out, leave, err
 	}
 }
 
@@ -246,8 +268,9 @@ func (s *Service) Invoke(
 		s.unclaim(ctx, &run)
 		return api.FunctionRun{}, err
 	}
-	out, err := s.Do(ctx, Call{Function: api.FunctionID(row.ID), Version: run.Version, Run: api.InvocationID(run.ID),
-		Attempt: 1, Event: req.Input, Trace: req.Trace, Wait: s.cfg.Wait})
+	out, leave, err := s.hold(ctx, Call{Function: api.FunctionID(row.ID), Version: run.Version,
+		Run: api.InvocationID(run.ID), Attempt: 1, Event: req.Input, Trace: req.Trace, Wait: s.cfg.Wait})
+	defer leave()
 	if err != nil && out.Sandbox == "" {
 		s.unclaim(ctx, &run)
 		return api.FunctionRun{}, err

@@ -26,9 +26,11 @@ func (s *Service) Serve(
 	parent := r.Header.Get("Traceparent")
 	run := functionstore.Run{ID: string(api.NewInvocationID()), Function: string(fn), Alias: alias,
 		Origin: OriginHTTP, Attempt: 1, Created: store.Micros(time.Now()), Trace: traceID(parent)}
-	ctx, leave := s.enter(r.Context(), fn)
-	defer leave()
-	answered, out, err := s.serve(ctx, &run, w, r)
+	ctx, exit := s.enter(r.Context(), fn)
+	defer exit()
+	leave := func() {}
+	defer func() { leave() }() // when the run is written
+	answered, out, err := s.serve(ctx, &run, w, r, &leave)
 	if err == nil || answered {
 		if err != nil { // the client has left
 			out.Status, out.Failure = api.RunError, canceled
@@ -62,12 +64,13 @@ func failure(run *functionstore.Run, out Outcome) *api.Error {
 }
 
 // serve makes the attempt of Serve. An error without answered says that the handler was not called, or that the client
-// has left.
+// has left. *leave becomes what gives the place back.
 func (s *Service) serve(
 	ctx context.Context,
 	run *functionstore.Run,
 	w http.ResponseWriter,
 	r *http.Request,
+	leave *func(),
 ) (answered bool, out Outcome, err error) {
 	row, err := s.read().Function(ctx, run.Function)
 	if errors.Is(err, store.ErrNotFound) {
@@ -101,11 +104,12 @@ func (s *Service) serve(
 		out = Outcome{Sandbox: at.Sandbox, Cold: at.cold, Began: time.Now()}
 		res, answered, err := at.Program.Forward(ctx, a.call(&call), w, r)
 		_, unreachable := errors.AsType[*program.UnreachableError](err)
-		at.leave(err != nil && (unreachable || ctx.Err() == nil))
 		out.Wall = time.Since(out.Began)
 		if unreachable && n < maxPlaces && ctx.Err() == nil && !answered {
+			at.leave(true)
 			continue // the machine has ended while it was idle; nothing of the body was read
 		}
+		*leave = at.after(err != nil && (unreachable || ctx.Err() == nil))
 		if tooLarge, ok := errors.AsType[*http.MaxBytesError](err); ok && !answered {
 			return false, out, api.Errorf(api.TooLarge, "the request has more than %d bytes", tooLarge.Limit)
 		}
