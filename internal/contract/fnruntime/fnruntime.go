@@ -14,7 +14,7 @@
 //	                which returns the event; scripts are an empty one, and programs of style lambda are not called
 //	GET  /_/summary/{id}   a Summary that did not fit into its trailer, once
 //	ANY  /...       a request for the handler as its caller sent it; the response is the handler's, or a Failure as
-//	                above with HeaderFailure
+//	                above with HeaderFailure. With HeaderRequest it is one whatever its path
 //
 // Requests for the handler carry the headers below; their responses end with a trailer, which those without a body do
 // not have. The program and its machine are
@@ -50,6 +50,7 @@ const (
 	HeaderVersion    = "Pandastack-Version"
 	HeaderScheduled  = "Pandastack-Scheduled" // RFC 3339 moment of a schedule: the handler "scheduled" is called
 	HeaderQueue      = "Pandastack-Queue"     // name: the body is a batch, and the handler "queue" is called
+	HeaderRequest    = "Pandastack-Request"   // set: the request is for the handler, whatever its path
 )
 
 // Headers and trailers of responses of the program.

@@ -122,3 +122,22 @@ export const handler = () => { Math.random(); return reads; };
 	m.restore()
 	m.want("null", "2")
 }
+
+// TestRequestsAreNoVerbs checks that a caller of the handler reaches it with every path, and none of the program's
+// verbs.
+func TestRequestsAreNoVerbs(t *testing.T) {
+	t.Parallel()
+	m := python(t, `
+def handler(event, context):
+    request = event.get("requestContext")
+    return {"path": event.get("rawPath"), "marked": "pandastack-request" in event["headers"]} if request else "event"
+`)
+	for _, path := range []string{fnruntime.PathReady, fnruntime.PathRestored, fnruntime.PathEvent,
+		fnruntime.PathRehearse, fnruntime.PathSummary + "inv1"} {
+		r := m.do(http.MethodPost, path, `{"env":{"A":"1"}}`, fnruntime.HeaderRequest, "1")
+		if want := `{"path":"` + path + `","marked":false}`; r.status != http.StatusOK || !sameJSON(r.body, want) {
+			t.Errorf("%s: status %d with %s, want %s", path, r.status, r.body, want)
+		}
+	}
+	m.want("{}", `"event"`)
+}

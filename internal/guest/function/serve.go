@@ -31,6 +31,7 @@ type call struct {
 	scheduled string
 	queue     string
 	trace     string
+	isRequest bool // of HTTP, for the handler, and no event
 	rehearsal bool // the handler itself is not called
 	out       *capture
 	target    atomic.Pointer[process] // that the time limit ends
@@ -162,6 +163,8 @@ func (s *Server) print(stream int, p []byte) {
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Header()["Date"] = nil
 	switch {
+	case r.Header.Get(fnruntime.HeaderRequest) != "":
+		s.invoke(w, r)
 	case r.URL.Path == fnruntime.PathReady:
 		s.ready(w, r)
 	case r.URL.Path == fnruntime.PathRestored:
@@ -257,7 +260,12 @@ func (s *Server) newCall(r *http.Request) (*call, error) {
 	c := &call{
 		number: s.numbers.Add(1), id: h.Get(fnruntime.HeaderInvocation), attempt: 1, out: newCapture(),
 		scheduled: h.Get(fnruntime.HeaderScheduled), queue: h.Get(fnruntime.HeaderQueue), trace: h.Get("Traceparent"),
-		rehearsal: r.URL.Path == fnruntime.PathRehearse,
+	}
+	c.rehearsal = r.URL.Path == fnruntime.PathRehearse
+	c.isRequest = r.URL.Path != fnruntime.PathEvent && !c.rehearsal
+	if h.Get(fnruntime.HeaderRequest) != "" {
+		h.Del(fnruntime.HeaderRequest) // the handler gets what its caller has sent
+		c.isRequest, c.rehearsal = true, false
 	}
 	if c.id == "" {
 		c.id = "local-" + strconv.FormatUint(uint64(c.number), 10)
@@ -367,7 +375,7 @@ func (s *Server) dispatch(
 	ctx context.Context, h handler, c *call, r *http.Request, to *responder,
 ) (*failure, *int) {
 	body := &requestBody{ReadCloser: r.Body, rc: to.rc}
-	if r.URL.Path != fnruntime.PathEvent && !c.rehearsal {
+	if c.isRequest {
 		return h.request(ctx, c, r, body, to)
 	}
 	event, err := io.ReadAll(io.LimitReader(body, maxEvent+1))

@@ -96,6 +96,7 @@ func (p *Program) outgoing(ctx context.Context, c Call, in *http.Request) *http.
 		out.Header.Set("User-Agent", "")
 	}
 	c.head(out.Header)
+	out.Header.Set(fnruntime.HeaderRequest, "1")
 	return out
 }
 
@@ -152,6 +153,7 @@ func (p *Program) Get(ctx context.Context, c Call, path string) (*fnruntime.Fail
 		return nil, err
 	}
 	c.head(r.Header)
+	r.Header.Set(fnruntime.HeaderRequest, "1")
 	answer, err := p.transport.RoundTrip(r)
 	if err != nil {
 		return nil, cause(ctx, err)
