@@ -138,7 +138,7 @@ func (w *fixture) start() {
 	w.boxes, err = sandbox.New(cfg, sandbox.Deps{Store: db, Host: w.host, Templates: templates, Quotas: limits,
 		Log: log})
 	w.must(err)
-	builds, err := builder.New(builder.Config{Program: filepath.Join(w.dir, "pandastack-runtime"),
+	builds, err := builder.New(builder.Config{Program: filepath.Join(w.dir, "pandastack-runtime"), Rehearse: true,
 		OnStep: func(step string) error {
 			if f := w.hooks.Load().steps; f != nil {
 				return f(step)
