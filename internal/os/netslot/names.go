@@ -16,11 +16,11 @@ import (
 func (p *Pool) listenDNS(ctx context.Context, index int) (*egress.DNSServer, error) {
 	at := net.JoinHostPort(gateway.String(), strconv.Itoa(dnsPort))
 	var lc net.ListenConfig
-	packets, err := lc.ListenPacket(ctx, "udp4", at)
+	packets, err := whileInUse(ctx, func() (net.PacketConn, error) { return lc.ListenPacket(ctx, "udp4", at) })
 	if err != nil {
 		return nil, fmt.Errorf("listen for names: %w", err)
 	}
-	listener, err := lc.Listen(ctx, "tcp4", at)
+	listener, err := whileInUse(ctx, func() (net.Listener, error) { return lc.Listen(ctx, "tcp4", at) })
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("listen for names: %w", err), packets.Close())
 	}

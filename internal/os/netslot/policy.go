@@ -134,7 +134,8 @@ func (p *Pool) ownerOf(index int) string {
 // startProxy opens the slot's proxy on its gateway address, from a thread in its namespace. The caller holds mu.
 func (s *Slot) startProxy(ctx context.Context) error {
 	var lc net.ListenConfig
-	l, err := lc.Listen(ctx, "tcp4", net.JoinHostPort(gateway.String(), strconv.Itoa(proxyPort)))
+	at := net.JoinHostPort(gateway.String(), strconv.Itoa(proxyPort))
+	l, err := whileInUse(ctx, func() (net.Listener, error) { return lc.Listen(ctx, "tcp4", at) })
 	if err != nil {
 		return fmt.Errorf("listen for connections: %w", err)
 	}

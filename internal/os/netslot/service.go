@@ -67,7 +67,7 @@ type door struct {
 func (s *Slot) openDoor(ctx context.Context) (*door, error) {
 	var lc net.ListenConfig
 	at := net.JoinHostPort(gateway.String(), strconv.Itoa(int(s.pool.service.port)))
-	l, err := lc.Listen(ctx, "tcp4", at)
+	l, err := whileInUse(ctx, func() (net.Listener, error) { return lc.Listen(ctx, "tcp4", at) })
 	if err != nil {
 		return nil, fmt.Errorf("listen for the service: %w", err)
 	}

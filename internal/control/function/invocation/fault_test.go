@@ -44,9 +44,9 @@ func (d *dying) died() bool {
 	return d.dead
 }
 
-// TestKilled kills a process at each kind of write, before and after it is committed, and starts another one. Each run
-// ends once, and no attempt is made twice.
-func TestKilled(t *testing.T) {
+// TestKilledAtEveryStep kills a process at each kind of write, before and after it is committed, and starts another
+// one. Each run ends once, and no attempt is made twice.
+func TestKilledAtEveryStep(t *testing.T) {
 	for _, op := range []string{
 		"invocation claim", "invocation settle", "invocation extend", "invocation submit", "invocation map",
 		"invocation reclaim", "invocation cancel", "invocation forget", "queue dispatch", "queue send",
