@@ -1,12 +1,11 @@
 #!/usr/bin/env bash
 # Runs test phases and says how long each took: unit, root, vm, e2e, clouds, slow, apps, memory, soak. A tagged phase
-# runs exactly the tests of files with its build tag, one package after the other. All phases run even when one
-# fails; the exit status is 1 when one did.
+# runs the tests of files with its build tag. All phases run even when one fails; the exit status is 1 when one did.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
 unit() {
-	local race= status=0 packages long='(EveryStep|AtScale)'
+	local race= status=0 packages long='(Every(Step|Operation|Write|Request)|AtScale)'
 	packages=$(go list ./... | grep -v /test/)
 	# Tests that fail and kill an operation after each of its steps, and those with thousands of rows, repeat one path
 	# many times; other tests of these packages show its races. Without the race detector they take a quarter of the
@@ -27,25 +26,22 @@ unit() {
 	return $status
 }
 
-# tagged TAG LIMIT [TAGS]: the tests of files that begin with "//go:build TAG", built with more tags.
+# tagged TAG LIMIT PACKAGES [TAGS]: the tests of files that begin with "//go:build TAG", built with more tags. As many
+# packages are tested at once. Most of the time such tests wait, for the kernel or for one virtual processor.
 tagged() {
-	local status=0 all dir names
+	local all names
 	all=$(grep -rl --include='*_test.go' --exclude-dir=.cache --exclude-dir=node_modules "^//go:build $1\$" .)
-	for dir in $(echo "$all" | xargs -r -n1 dirname | sort -u); do
-		names=$(echo "$all" | while read -r f; do [ "$(dirname "$f")" != "$dir" ] || cat "$f"; done |
-			sed -n 's/^func \(Test[A-Za-z0-9_]*\)(t \*testing.T).*/\1/p' | paste -sd'|')
-		[ -n "$names" ] || continue
-		go test -tags "$1${3:+,$3}" -vet=off -count=1 -p 1 -timeout "$2" -run "^($names)\$" "$dir" || status=1
-	done
-	return $status
+	names=$(echo "$all" | xargs sed -n 's/^func \(Test[A-Za-z0-9_]*\)(t \*testing.T).*/\1/p' | sort -u | paste -sd'|')
+	go test -tags "$1${4:+,$4}" -vet=off -count=1 -timeout "$2" -p "$3" -run "^($names)\$" \
+		$(echo "$all" | xargs -n1 dirname | sort -u)
 }
 
-root() { tagged root 5m; }
-vm() { tagged vm 10m; }
-e2e() { tagged e2e 20m; }
-clouds() { tagged clouds 20m gcs,azure; }
-slow() { tagged slow 240m; }
-apps() { tagged apps 120m; }
+root() { tagged root 10m 3; }
+vm() { tagged vm 20m 2; }
+e2e() { tagged e2e 40m 2; }
+clouds() { tagged clouds 20m 1 gcs,azure; }
+slow() { tagged slow 240m 1; }
+apps() { tagged apps 120m 1; }
 
 # soak: what phase e2e does to a node, and to a database with its relay, in a few rounds, in many.
 soak() {

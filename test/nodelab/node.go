@@ -19,9 +19,12 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Prefix returns the network prefix of the nodes of a data directory. It keeps several runs of these tests on one host
@@ -53,7 +56,14 @@ func Program(t *testing.T) string {
 	return p
 }
 
-// DataDir returns the prepared data directory, with the templates that earlier runs have baked.
+// uses are the data directories that this program has locked, which it does until it exits.
+var uses struct {
+	sync.Mutex
+	locks map[string]*os.File
+}
+
+// DataDir returns the prepared data directory, with the templates that earlier runs have baked. It waits until no other
+// test program uses the directory: packages are tested at the same time, and a directory has one node.
 func DataDir(t *testing.T) string {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -66,6 +76,22 @@ func DataDir(t *testing.T) string {
 	if _, err := os.Stat(filepath.Join(dir, "kernel")); err != nil {
 		t.Fatalf("%v; run make prepare", err)
 	}
+	uses.Lock()
+	defer uses.Unlock()
+	if uses.locks[dir] != nil {
+		return dir
+	}
+	lock, err := os.Create(filepath.Join(dir, "test-node.lock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
+		t.Fatalf("lock %s: %v", lock.Name(), errors.Join(err, lock.Close()))
+	}
+	if uses.locks == nil {
+		uses.locks = map[string]*os.File{}
+	}
+	uses.locks[dir] = lock
 	return dir
 }
 

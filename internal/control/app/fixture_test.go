@@ -288,7 +288,7 @@ func (w *fixture) run() (stop func()) {
 // until waits for a condition.
 func (w *fixture) until(what string, f func() bool) {
 	w.t.Helper()
-	end := time.Now().Add(30 * time.Second)
+	end := time.Now().Add(2 * time.Minute)
 	for !f() {
 		if time.Now().After(end) {
 			w.t.Fatalf("%s: it did not happen", what)

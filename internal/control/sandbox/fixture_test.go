@@ -130,7 +130,7 @@ func (w *fixture) create(p auth.Principal, req api.CreateRequest) api.Sandbox {
 // exec runs a shell command and returns its output.
 func (w *fixture) exec(p auth.Principal, id api.SandboxID, cmd string) string {
 	w.t.Helper()
-	ctx, cancel := context.WithTimeout(w.t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(w.t.Context(), 2*time.Minute)
 	defer cancel()
 	g, err := w.Guest(ctx, p, id)
 	if err != nil {

@@ -22,7 +22,7 @@ import (
 )
 
 // Timeout bounds every single wait of the suite. It is far above any expected time.
-const Timeout = 60 * time.Second
+const Timeout = 3 * time.Minute
 
 // TB is the part of a test that the suite uses.
 // *testing.T implements it, and a Runner does outside of go test.

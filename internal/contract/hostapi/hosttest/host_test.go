@@ -16,7 +16,7 @@ import (
 // run runs a shell command and returns its output and exit.
 func run(t *testing.T, g guestapi.Guest, spec guestapi.ProcessSpec) (stdout, stderr string, exit guestapi.Exit) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	p, err := g.Start(ctx, spec)
 	if err != nil {
