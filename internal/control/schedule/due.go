@@ -223,6 +223,19 @@ func jitter(run *store.ScheduleRun, limit time.Duration) time.Duration {
 
 // promote enqueues the run of a schedule that has waited longest, if no other one of its runs is under way.
 func (s *Service) promote(ctx context.Context, tx *store.Tx, schedule string) error {
+	row, err := tx.Schedule(ctx, schedule)
+	if err != nil {
+		return ignore(err, store.ErrNotFound)
+	}
+	target, options, err := decode(&row)
+	if err != nil {
+		return err
+	}
+	if options.Overlap == api.OverlapQueue { // a run that is being added may wait for the one that ends here
+		if _, err := tx.LockSchedule(ctx, schedule); err != nil {
+			return ignore(err, store.ErrNotFound)
+		}
+	}
 	active, err := tx.ScheduleRuns(ctx, store.ScheduleRunQuery{Schedule: schedule, Active: true, Oldest: true})
 	if err != nil {
 		return err
@@ -234,14 +247,6 @@ func (s *Service) promote(ctx context.Context, tx *store.Tx, schedule string) er
 	}
 	if len(active) == 0 {
 		return nil
-	}
-	row, err := tx.Schedule(ctx, schedule)
-	if err != nil {
-		return ignore(err, store.ErrNotFound)
-	}
-	target, options, err := decode(&row)
-	if err != nil {
-		return err
 	}
 	run := active[0]
 	run.Waiting = false

@@ -42,12 +42,15 @@ type fixture struct {
 	schedules int        // quota; 20 if 0
 }
 
+// emptyStore returns the address of an empty store. TestPostgres sets another one for its tests.
+var emptyStore = func(t *testing.T) string { return filepath.Join(storetest.Dir(t), "control.db") }
+
 // test runs f in a bubble.
 func test(t *testing.T, f func(f *fixture)) {
 	t.Helper()
-	dir := storetest.Dir(t)
+	dsn := emptyStore(t)
 	synctest.Test(t, func(t *testing.T) {
-		x := &fixture{T: t, dsn: filepath.Join(dir, "control.db"), boxes: newBoxes()}
+		x := &fixture{T: t, dsn: dsn, boxes: newBoxes()}
 		x.db = x.open(nil)
 		f(x)
 	})

@@ -252,6 +252,12 @@ func (s *Service) Trigger(ctx context.Context, p auth.Principal, id api.Schedule
 	var replaced []string
 	err = s.db.Write(ctx, "schedule trigger", func(ctx context.Context, tx *store.Tx) (err error) {
 		replaced = nil
+		if row, err = tx.LockSchedule(ctx, row.ID); errors.Is(err, store.ErrNotFound) {
+			return notFound(string(id))
+		}
+		if err != nil {
+			return err
+		}
 		run, err = s.add(ctx, tx, &row, time.Now(), true, &replaced)
 		return err
 	})

@@ -198,6 +198,31 @@ func TestTwoProcesses(t *testing.T) {
 	})
 }
 
+// TestQueueOfRuns has runs that end at the moment of the next one, which another process adds: none waits forever.
+func TestQueueOfRuns(t *testing.T) {
+	test(t, func(f *fixture) {
+		one := f.start(f.db)
+		f.start(f.open(nil))
+		var all []api.Schedule
+		for range 8 {
+			all = append(all, f.create(one, "*/2 * * * * *", "take 2s", api.ScheduleOptions{Overlap: api.OverlapQueue}))
+		}
+		after(41 * time.Second)
+		pause := true
+		for _, c := range all {
+			if _, err := one.Update(f.Context(), user, c.ID, api.UpdateScheduleRequest{Paused: &pause}); err != nil {
+				f.Fatal(err)
+			}
+		}
+		after(5 * time.Minute)
+		for _, c := range all {
+			if got := strings.Count(states(f.runs(one, c.ID)), "success"); got != 20 {
+				f.Errorf("%d runs have ended, want 20: %s", got, states(f.runs(one, c.ID)))
+			}
+		}
+	})
+}
+
 // TestKilled kills the process after each write, before and after it is committed, and starts another one.
 func TestKilled(t *testing.T) {
 	kill := errors.New("killed")

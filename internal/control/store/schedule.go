@@ -60,6 +60,19 @@ func (t *Tx) Schedule(ctx context.Context, id string) (Schedule, error) {
 	return s, opened(t, &s)
 }
 
+// LockSchedule is Schedule for a transaction that adds runs, or ends their wait: others that lock it wait for its end.
+func (t *Tx) LockSchedule(ctx context.Context, id string) (Schedule, error) {
+	s := Schedule{ID: id}
+	q := t.db.NewSelect().Model(&s).WherePK()
+	if t.postgres { // SQLite has one transaction that writes at a time
+		q = q.For("NO KEY UPDATE")
+	}
+	if err := q.Scan(ctx); err != nil {
+		return s, notFound(err, "schedule", id)
+	}
+	return s, opened(t, &s)
+}
+
 // Schedules reads the schedules of a workspace by name.
 func (t *Tx) Schedules(ctx context.Context, workspace string) ([]Schedule, error) {
 	rows := []Schedule{}
@@ -112,10 +125,11 @@ func (t *Tx) UpdateSchedule(ctx context.Context, s *Schedule, was int64) error {
 
 // DeleteSchedule removes a row with its runs. A missing row is no error.
 func (t *Tx) DeleteSchedule(ctx context.Context, id string) error {
-	if _, err := t.db.NewDelete().Model((*ScheduleRun)(nil)).Where("schedule = ?", id).Exec(ctx); err != nil {
+	// The schedule is first: a transaction that adds runs has locked it.
+	if _, err := t.db.NewDelete().Model((*Schedule)(nil)).Where("id = ?", id).Exec(ctx); err != nil {
 		return err
 	}
-	_, err := t.db.NewDelete().Model((*Schedule)(nil)).Where("id = ?", id).Exec(ctx)
+	_, err := t.db.NewDelete().Model((*ScheduleRun)(nil)).Where("schedule = ?", id).Exec(ctx)
 	return err
 }
 

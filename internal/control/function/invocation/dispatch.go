@@ -63,7 +63,7 @@ func (s *Service) dispatch(ctx context.Context) error {
 
 // dispatchBatch makes one run, and reports whether there may be another one.
 func (s *Service) dispatchBatch(ctx context.Context, in functionstore.Tx, workspace, name string) (bool, error) {
-	row, err := in.Queue(ctx, workspace, name)
+	row, err := in.LockQueue(ctx, workspace, name) // the batches that it has are counted
 	if err != nil || row.Function == "" {
 		return false, ignore(err, store.ErrNotFound)
 	}

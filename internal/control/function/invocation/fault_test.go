@@ -212,6 +212,57 @@ func TestTwo(t *testing.T) {
 	})
 }
 
+// TestTwoQueues runs two processes over one store, with queues that have functions: each message is in one batch, and a
+// queue has no more batches at a time than with one process.
+func TestTwoQueues(t *testing.T) {
+	test(t, func(f *fixture) {
+		first, second := f.start(f.db), f.start(f.open(nil))
+		var mu sync.Mutex
+		seen := map[string]int{}
+		f.functions.answer = func(b invocation.Batch) (any, bool) {
+			mu.Lock()
+			defer mu.Unlock()
+			for _, m := range b.Messages {
+				seen[m.ID]++
+			}
+			return nil, true
+		}
+		const messages = 100
+		for _, name := range []string{"a", "b"} {
+			fn := f.function("w1", name, api.FunctionSettings{})
+			f.queue(first, name, api.QueueSettings{FunctionID: api.FunctionID(fn.ID), BatchSize: 2})
+			for i := range messages {
+				f.send([]*process{first, second}[i%2], name, event{N: i, Takes: time.Second}.json())
+			}
+		}
+		after(5 * time.Minute)
+		mu.Lock()
+		defer mu.Unlock()
+		if len(seen) != 2*messages {
+			t.Errorf("%d messages arrived, want %d", len(seen), 2*messages)
+		}
+		for id, n := range seen {
+			if n != 1 {
+				t.Errorf("message %s was in %d batches", id, n)
+			}
+		}
+		for _, name := range []string{"a", "b"} {
+			f.want("queue "+name, f.counts(first, name), "0 0 0")
+		}
+		if f.functions.most > 2*5 {
+			t.Errorf("%d batches at a time, want at most 5 of each queue", f.functions.most)
+		}
+		first.mu.Lock()
+		defer first.mu.Unlock()
+		second.mu.Lock()
+		defer second.mu.Unlock()
+		if a, b := len(first.ended), len(second.ended); a == 0 || b == 0 {
+			t.Errorf("processes have ended %d and %d runs", a, b)
+		}
+		f.functions.check(t)
+	})
+}
+
 // TestRunsAtScale has 10,000 queued runs when the process is killed.
 func TestRunsAtScale(t *testing.T) {
 	const n = 10_000

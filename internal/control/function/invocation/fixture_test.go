@@ -40,14 +40,14 @@ type fixture struct {
 	cfg       invocation.Config
 }
 
+// emptyStore returns the address of an empty store. TestPostgres sets another one for its tests.
+var emptyStore = func(t *testing.T) string { return filepath.Join(storetest.Dir(t), "control.db") }
+
 // test runs f in a bubble.
 func test(t *testing.T, f func(f *fixture)) {
 	t.Helper()
-	dir := storetest.Dir(t)
-	synctest.Test(t, func(t *testing.T) {
-		x := newFixture(t, filepath.Join(dir, "control.db"))
-		f(x)
-	})
+	dsn := emptyStore(t)
+	synctest.Test(t, func(t *testing.T) { f(newFixture(t, dsn)) })
 }
 
 func newFixture(t testing.TB, dsn string) *fixture {
@@ -147,7 +147,7 @@ func (f *fixture) submit(s *process, fn functionstore.Function, e event) api.Fun
 	f.Helper()
 	run, err := s.Submit(f.Context(), as(fn), fn.ID, api.InvokeRequest{Async: true, Input: e.json()})
 	if err != nil {
-		f.Fatal(err)
+		f.Fatalf("%v: %v", err, errors.Unwrap(err))
 	}
 	return run
 }

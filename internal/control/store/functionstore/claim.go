@@ -106,8 +106,13 @@ func (t Tx) ReleaseRuns(ctx context.Context, batch string, n int, due int64) err
 	if t.postgres() { // two that end at once release two
 		held = held.For("UPDATE SKIP LOCKED")
 	}
+	// As a part of the update it could be evaluated, and lock other rows, more than once.
+	ids := []string{}
+	if err := held.Scan(ctx, &ids); err != nil || len(ids) == 0 {
+		return err
+	}
 	_, err := t.db.NewUpdate().Model((*Run)(nil)).Set("state = 'queued'").Set("due = ?", due).
-		Where("id IN (?)", held).Where("state = ?", RunHeld).Exec(ctx)
+		Where("id IN (?)", bun.List(ids)).Where("state = ?", RunHeld).Exec(ctx)
 	return err
 }
 
@@ -150,7 +155,7 @@ func (t Tx) CountQueued(ctx context.Context, workspace string, limit int) (int, 
 	some := t.db.NewSelect().Model((*Run)(nil)).ColumnExpr("1 AS one").Where("workspace = ?", workspace).
 		Where("state IN ('queued', 'held')").Limit(int64(limit))
 	var n int
-	err := t.db.NewSelect().TableExpr("(?) AS some", some).ColumnExpr("COUNT(*)").Scan(ctx, &n)
+	err := t.db.NewSelect().TableExpr("(?) AS waiting", some).ColumnExpr("COUNT(*)").Scan(ctx, &n)
 	return n, err
 }
 

@@ -32,6 +32,16 @@ func (t Tx) Queue(ctx context.Context, workspace, name string) (Queue, error) {
 	return q, store.NotFound(t.db.NewSelect().Model(&q).WherePK().Scan(ctx), "queue", name)
 }
 
+// LockQueue is Queue for a transaction that changes what the queue has: others that lock it wait for its end.
+func (t Tx) LockQueue(ctx context.Context, workspace, name string) (Queue, error) {
+	row := Queue{Workspace: workspace, Name: name}
+	q := t.db.NewSelect().Model(&row).WherePK()
+	if t.postgres() { // SQLite has one transaction that writes at a time
+		q = q.For("NO KEY UPDATE")
+	}
+	return row, store.NotFound(q.Scan(ctx), "queue", name)
+}
+
 // Queues reads the queues of a workspace by name.
 func (t Tx) Queues(ctx context.Context, workspace string) ([]Queue, error) {
 	rows := []Queue{}
