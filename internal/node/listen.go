@@ -8,11 +8,11 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"net/netip"
 	"syscall"
 	"time"
 
 	"github.com/pandastack/pandastack/internal/ingress/proxy"
+	"github.com/pandastack/pandastack/internal/lib/accept"
 	"github.com/pandastack/pandastack/internal/lib/budget"
 )
 
@@ -127,27 +127,13 @@ func (l limitedListener) Accept() (net.Conn, error) {
 		if !ok {
 			return c, nil
 		}
-		place := l.places.Open(addressKey(c.RemoteAddr()))
+		place := l.places.Open(accept.Network(accept.Address(c.RemoteAddr().String())))
 		if place.Take(1) == nil {
 			return &limitedConn{tcp, place}, nil
 		}
 		place.Close()
 		_ = c.Close() // the client is over its share, and learns no more
 	}
-}
-
-// addressKey is what counts as one address: of IPv6, the network of one customer.
-func addressKey(a net.Addr) string {
-	from, err := netip.ParseAddrPort(a.String())
-	if err != nil {
-		return a.String()
-	}
-	ip := from.Addr().Unmap().WithZone("")
-	if ip.Is4() {
-		return ip.String()
-	}
-	network, _ := ip.Prefix(64) // an IPv6 address has as many bits
-	return network.String()
 }
 
 // limitedConn returns its place when it is closed.

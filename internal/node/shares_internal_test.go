@@ -161,18 +161,3 @@ func TestConnectionsOfOneAddressAreBounded(t *testing.T) {
 		t.Errorf("%d connections are counted, want 4", used)
 	}
 }
-
-func TestAddressKey(t *testing.T) {
-	for text, want := range map[string]string{
-		"192.0.2.7:80": "192.0.2.7", "[::ffff:192.0.2.7]:80": "192.0.2.7",
-		"[2001:db8:1:2:3::4]:80": "2001:db8:1:2::/64", "[fe80::1%eth0]:80": "fe80::/64",
-	} {
-		a, err := net.ResolveTCPAddr("tcp", text)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if got := addressKey(a); got != want {
-			t.Errorf("addressKey(%s) = %s, want %s", text, got, want)
-		}
-	}
-}

@@ -34,7 +34,7 @@ func (m *buildMachine) run(verb string, req buildevent.Request) (all []buildeven
 	}
 	m.n.OK("sandbox", "cp", local, m.id+":/dev/shm/request.json")
 	out := m.n.Sh(m.id, "sudo "+buildevent.Program+" "+verb+" < /dev/shm/request.json || true")
-	var d buildevent.Decoder
+	d := buildevent.NewDecoder()
 	bad, err := d.Write([]byte(out+"\n"), func(e buildevent.Event) error {
 		if e.Error != nil {
 			m.t.Fatalf("%s: %+v\n%s", verb, e.Error, out)

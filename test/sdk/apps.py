@@ -3,40 +3,14 @@
 It reads PANDASTACK_API and PANDASTACK_API_KEY and prints one line of JSON per check: {"name", "ok", "error"?}.
 """
 
-import json
 import random
-import sys
-import traceback
 
+from checks import check, leave, raises
 from pandastack import Client
 from pandastack.exceptions import NotFoundError, PandastackError
 
 client = Client()
 apps = client.apps
-failed = 0
-
-
-def check(name):
-    """Runs the decorated function at once as a check."""
-
-    def run(fn):
-        global failed
-        try:
-            fn()
-            print(json.dumps({"name": name, "ok": True}), flush=True)
-        except Exception:  # every failure is a result
-            failed += 1
-            print(json.dumps({"name": name, "ok": False, "error": traceback.format_exc()}), flush=True)
-
-    return run
-
-
-def raises(kind, fn):
-    try:
-        fn()
-    except kind as e:
-        return e
-    raise AssertionError(f"no {kind.__name__}")
 
 
 name = f"sdk-py-{random.randrange(1 << 40):x}"
@@ -89,4 +63,4 @@ def _():
     raises(NotFoundError, lambda: apps.get(app["id"]))
 
 
-sys.exit(1 if failed else 0)
+leave()

@@ -1,25 +1,13 @@
 // Drives the databases of a server with the published TypeScript SDK, unmodified: every method, and the calls of the API that it
 // lacks. It reads PANDASTACK_API and PANDASTACK_API_KEY and prints one line of JSON per check: {"name", "ok", "error"?}.
-import { createRequire } from "node:module";
-import { join } from "node:path";
 import assert from "node:assert/strict";
 
-const require = createRequire(join(process.cwd(), "index.js"));
-const { Client, NotFoundError, BadRequestError, PandaStackError } = require("@pandastack/sdk");
+import { check, exit, sdk } from "./checks.mjs";
+
+const { Client, NotFoundError, BadRequestError, PandaStackError } = sdk;
 
 const client = new Client();
 const databases = client.databases;
-let failed = 0;
-
-async function check(name, fn) {
-  try {
-    await fn();
-    console.log(JSON.stringify({ name, ok: true }));
-  } catch (e) {
-    failed++;
-    console.log(JSON.stringify({ name, ok: false, error: String(e?.stack ?? e) }));
-  }
-}
 
 // call makes a request to the API with a bearer, the key if there is none.
 async function call(method, path, body, bearer = process.env.PANDASTACK_API_KEY) {
@@ -128,4 +116,4 @@ await check("databases.delete", async () => {
   await assert.rejects(() => databases.get(db.id), NotFoundError);
   assert.equal((await query(db, "SELECT 1")).status, 401);
 });
-process.exit(failed ? 1 : 0);
+exit();

@@ -4,39 +4,14 @@ It reads PANDASTACK_API and PANDASTACK_API_KEY and prints one line of JSON per c
 """
 
 import json
-import sys
-import traceback
 import urllib.request
 
+from checks import check, leave, raises
 from pandastack import Client
 from pandastack.exceptions import NotFoundError, PandastackError
 
 client = Client()
 databases = client.databases
-failed = 0
-
-
-def check(name):
-    """Runs the decorated function at once as a check."""
-
-    def run(fn):
-        global failed
-        try:
-            fn()
-            print(json.dumps({"name": name, "ok": True}), flush=True)
-        except Exception:  # every failure is a result
-            failed += 1
-            print(json.dumps({"name": name, "ok": False, "error": traceback.format_exc()}), flush=True)
-
-    return run
-
-
-def raises(kind, fn):
-    try:
-        fn()
-    except kind as e:
-        return e
-    raise AssertionError(f"no {kind.__name__}")
 
 
 db = {}
@@ -81,4 +56,4 @@ def _():
     raises(NotFoundError, lambda: databases.get(db["id"]))
 
 
-sys.exit(1 if failed else 0)
+leave()

@@ -1,47 +1,14 @@
 // Drives the functions of a server with the published TypeScript SDK, unmodified: every method. It reads PANDASTACK_API and
 // PANDASTACK_API_KEY and prints one line of JSON per check: {"name", "ok", "error"?}.
-import { createRequire } from "node:module";
-import { join } from "node:path";
-import { gunzipSync, gzipSync } from "node:zlib";
+import { gunzipSync } from "node:zlib";
 import assert from "node:assert/strict";
 
-const require = createRequire(join(process.cwd(), "index.js"));
-const { Client, NotFoundError, BadRequestError } = require("@pandastack/sdk");
+import { check, exit, sdk, tar } from "./checks.mjs";
+
+const { Client, NotFoundError, BadRequestError } = sdk;
 
 const client = new Client({ timeoutMs: 300_000 });
 const functions = client.functions;
-let failed = 0;
-
-async function check(name, fn) {
-  try {
-    await fn();
-    console.log(JSON.stringify({ name, ok: true }));
-  } catch (e) {
-    failed++;
-    console.log(JSON.stringify({ name, ok: false, error: String(e?.stack ?? e) }));
-  }
-}
-
-// tar returns a compressed archive with files of text.
-function tar(files) {
-  const parts = [];
-  for (const [name, text] of Object.entries(files)) {
-    const data = Buffer.from(text);
-    const h = Buffer.alloc(512);
-    h.write(name, 0);
-    h.write("0000644\0", 100);
-    h.write("0000000\0", 108);
-    h.write("0000000\0", 116);
-    h.write(data.length.toString(8).padStart(11, "0") + "\0", 124);
-    h.write("00000000000\0", 136);
-    h.write("        ", 148);
-    h.write("0", 156);
-    h.write("ustar\x0000", 257);
-    h.write(h.reduce((a, b) => a + b, 0).toString(8).padStart(6, "0") + "\0 ", 148);
-    parts.push(h, data, Buffer.alloc((512 - (data.length % 512)) % 512));
-  }
-  return gzipSync(Buffer.concat([...parts, Buffer.alloc(1024)]));
-}
 
 const template = "base"; // the SDK's own default takes minutes to bake
 const name = "sdk-js-" + Math.random().toString(36).slice(2, 8);
@@ -99,4 +66,4 @@ await check("functions.delete", async () => {
   await functions.delete(fn.id);
   await assert.rejects(() => functions.get(fn.id), NotFoundError);
 });
-process.exit(failed ? 1 : 0);
+exit();

@@ -2,29 +2,18 @@
 // It reads PANDASTACK_API, PANDASTACK_API_KEY (an admin's), SDK_DIR (a directory that the
 // sandboxes may write to) and, for the command line too, SDK_CLI; it prints one line of JSON per check: {"name", "ok", "error"?}.
 import { createHash } from "node:crypto";
-import { createRequire } from "node:module";
 import { readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { execFile } from "node:child_process";
 import { promisify } from "node:util";
 import assert from "node:assert/strict";
 
-const require = createRequire(join(process.cwd(), "index.js"));
-const { Client, Sandbox, NotFoundError, AuthError, BadRequestError, SandboxTimeout, PandaStackError, TemplateBuildError } = require("@pandastack/sdk");
+import { check, exit, sdk } from "./checks.mjs";
+
+const { Client, Sandbox, NotFoundError, AuthError, BadRequestError, SandboxTimeout, PandaStackError, TemplateBuildError } = sdk;
 
 const dir = process.env.SDK_DIR;
 const client = new Client();
-let failed = 0;
-
-async function check(name, fn) {
-  try {
-    await fn();
-    console.log(JSON.stringify({ name, ok: true }));
-  } catch (e) {
-    failed++;
-    console.log(JSON.stringify({ name, ok: false, error: String(e?.stack ?? e) }));
-  }
-}
 
 const sb = await Sandbox.create({ metadata: { purpose: "sdk" }, ttlSeconds: 600 });
 
@@ -338,4 +327,4 @@ await check("kill, twice", async () => {
   await assert.rejects(() => sb.exec("true"), NotFoundError);
   await sb.kill();
 });
-process.exit(failed ? 1 : 0);
+exit();

@@ -4,12 +4,10 @@ It reads PANDASTACK_API, PANDASTACK_API_KEY (an admin's) and SDK_DIR (an empty d
 may write to) and prints one line of JSON per check: {"name", "ok", "error"?}.
 """
 
-import json
 import os
-import sys
 import tempfile
-import traceback
 
+from checks import check, leave, raises
 import pandastack
 from pandastack import Client, Sandbox
 from pandastack.exceptions import (
@@ -24,30 +22,6 @@ from pandastack.exceptions import (
 
 DIR = os.environ["SDK_DIR"]
 client = Client()
-failed = 0
-
-
-def check(name):
-    """Runs the decorated function at once as a check."""
-
-    def run(fn):
-        global failed
-        try:
-            fn()
-            print(json.dumps({"name": name, "ok": True}), flush=True)
-        except Exception:  # every failure is a result
-            failed += 1
-            print(json.dumps({"name": name, "ok": False, "error": traceback.format_exc()}), flush=True)
-
-    return run
-
-
-def raises(kind, fn):
-    try:
-        fn()
-    except kind as e:
-        return e
-    raise AssertionError(f"no {kind.__name__}")
 
 
 def equal(got, want):
@@ -255,4 +229,4 @@ def _():
     sb.kill()
 
 
-sys.exit(1 if failed else 0)
+leave()

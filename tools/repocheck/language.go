@@ -18,7 +18,7 @@ const (
 	maxSummary = 100 // characters of the first sentence of a doc comment
 )
 
-// bannedWords are words of private vocabulary, which comments and documents do not use.
+// bannedWords are words of private vocabulary, which comments, documents and messages of tests do not use.
 var bannedWords = []struct {
 	re      *regexp.Regexp
 	instead string
@@ -39,7 +39,8 @@ var bannedNames = []string{
 	"thrift", "util", "utils",
 }
 
-// language returns what the text of a Go file breaks: banned words in comments, long lines, banned names.
+// language returns what the text of a Go file breaks: banned words in comments and in what tests report, long lines,
+// banned names.
 func (s source) language(data []byte) []finding {
 	if ast.IsGenerated(s.ast) {
 		return nil
@@ -53,6 +54,9 @@ func (s source) language(data []byte) []finding {
 			}
 		}
 	}
+	if strings.HasSuffix(s.name, "_test.go") {
+		found = append(found, s.messages()...)
+	}
 	for i, text := range bytes.Split(data, []byte("\n")) {
 		if n := columns(text); n > maxColumns {
 			found = append(
@@ -65,6 +69,33 @@ func (s source) language(data []byte) []finding {
 	if slices.Contains(bannedNames, base) {
 		found = append(found, finding{"file-name", s.name, "the name does not say what is in the file"})
 	}
+	return found
+}
+
+// reporters are the methods of testing.TB with a text for the reader.
+var reporters = []string{"Error", "Errorf", "Fatal", "Fatalf", "Log", "Logf", "Skip", "Skipf"}
+
+// messages returns the banned words of what a test reports.
+func (s source) messages() []finding {
+	var found []finding
+	ast.Inspect(s.ast, func(n ast.Node) bool {
+		call, ok := n.(*ast.CallExpr)
+		if !ok || len(call.Args) == 0 {
+			return true
+		}
+		if f, ok := call.Fun.(*ast.SelectorExpr); !ok || !slices.Contains(reporters, f.Sel.Name) {
+			return true
+		}
+		for _, arg := range call.Args {
+			ast.Inspect(arg, func(n ast.Node) bool {
+				if text, ok := n.(*ast.BasicLit); ok && text.Kind == token.STRING {
+					found = append(found, bannedIn(s.name, s.line(text.Pos()), text.Value)...)
+				}
+				return true
+			})
+		}
+		return false
+	})
 	return found
 }
 

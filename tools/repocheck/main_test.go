@@ -179,6 +179,14 @@ func TestRules(t *testing.T) {
 			`language a/a.go: line 4 uses "tol` + `d"`,
 		},
 		{
+			"banned-word-in-a-test", "layer l a:\n", map[string]string{
+				"a/a.go": "// Package a.\npackage a\n",
+				"a/a_test.go": "package a\n\nfunc f(t interface{ Errorf(string, ...any) }) {\n\tt.Errorf(\"it ans" +
+					"wers %d\", 1)\n}\n",
+			},
+			"language a/a_test.go: line 4 uses",
+		},
+		{
 			"banned-word-in-markdown",
 			"",
 			map[string]string{"README.md": "as " + "who" + "ever asks\n"},

@@ -36,14 +36,9 @@ func run(
 	if c.Args == nil {
 		c.Args = cobra.ExactArgs(1)
 	}
-	c.RunE = func(c *cobra.Command, args []string) error {
-		cl, err := f.Dial()
-		if err != nil {
-			return err
-		}
-		return do(c.Context(), cl.Apps, args)
-	}
-	return c
+	return cmdutil.WithClient(f, c, func(ctx context.Context, cl *client.Client, args []string) error {
+		return do(ctx, cl.Apps, args)
+	})
 }
 
 // settings has the flags that create and update have in common.

@@ -3,11 +3,14 @@ package cmdutil
 
 import (
 	"bufio"
+	"context"
 	"fmt"
 	"io"
 	"strings"
 
 	"github.com/spf13/cobra"
+
+	"github.com/pandastack/pandastack/client"
 )
 
 // Group returns a command that only contains others.
@@ -19,6 +22,22 @@ func Group(use, short string, commands ...*cobra.Command) *cobra.Command {
 		RunE:  func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	c.AddCommand(commands...)
+	return c
+}
+
+// WithClient sets what a command does with a client of the API, and returns the command.
+func WithClient(
+	f *Factory,
+	c *cobra.Command,
+	do func(ctx context.Context, cl *client.Client, args []string) error,
+) *cobra.Command {
+	c.RunE = func(c *cobra.Command, args []string) error {
+		cl, err := f.Dial()
+		if err != nil {
+			return err
+		}
+		return do(c.Context(), cl, args)
+	}
 	return c
 }
 

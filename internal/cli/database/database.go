@@ -38,14 +38,9 @@ func run(
 	if c.Args == nil {
 		c.Args = cobra.ExactArgs(1)
 	}
-	c.RunE = func(c *cobra.Command, args []string) error {
-		cl, err := f.Dial()
-		if err != nil {
-			return err
-		}
-		return do(c.Context(), cl.Databases, api.DatabaseID(args[0]))
-	}
-	return c
+	return cmdutil.WithClient(f, c, func(ctx context.Context, cl *client.Client, args []string) error {
+		return do(ctx, cl.Databases, api.DatabaseID(args[0]))
+	})
 }
 
 // started prints the URL of a database that was begun, when it can be used, or its id at once.

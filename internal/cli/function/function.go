@@ -36,15 +36,10 @@ func run(
 	if c.Args == nil {
 		c.Args = cobra.ExactArgs(1)
 	}
-	c.RunE = func(c *cobra.Command, args []string) error {
-		cl, err := f.Dial()
-		if err != nil {
-			return err
-		}
-		return explain(do(c.Context(), cl.Functions, args))
-	}
 	c.ValidArgsFunction = complete(f)
-	return c
+	return cmdutil.WithClient(f, c, func(ctx context.Context, cl *client.Client, args []string) error {
+		return explain(do(ctx, cl.Functions, args))
+	})
 }
 
 // explain adds the remedy to an error about a function.

@@ -29,18 +29,13 @@ func run(
 	do func(ctx context.Context, s *client.Schedules, id api.ScheduleID) error,
 ) *cobra.Command {
 	c.Args = cobra.ExactArgs(1)
-	c.RunE = func(c *cobra.Command, args []string) error {
-		cl, err := f.Dial()
+	return cmdutil.WithClient(f, c, func(ctx context.Context, cl *client.Client, args []string) error {
+		id, err := find(ctx, cl.Schedules, args[0])
 		if err != nil {
 			return err
 		}
-		id, err := find(c.Context(), cl.Schedules, args[0])
-		if err != nil {
-			return err
-		}
-		return do(c.Context(), cl.Schedules, id)
-	}
-	return c
+		return do(ctx, cl.Schedules, id)
+	})
 }
 
 // find returns the id of the schedule with an id or a name.

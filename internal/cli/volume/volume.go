@@ -33,14 +33,9 @@ func run(
 	c *cobra.Command,
 	do func(ctx context.Context, v *client.Volumes, args []string) error,
 ) *cobra.Command {
-	c.RunE = func(c *cobra.Command, args []string) error {
-		cl, err := f.Dial()
-		if err != nil {
-			return err
-		}
-		return do(c.Context(), cl.Volumes, args)
-	}
-	return c
+	return cmdutil.WithClient(f, c, func(ctx context.Context, cl *client.Client, args []string) error {
+		return do(ctx, cl.Volumes, args)
+	})
 }
 
 // changed prints a volume that was made or changed.

@@ -1,7 +1,7 @@
 // Package buildevent has the messages between the builder of apps and the program pandastack-build, which plans and
 // executes builds inside a machine: a Request in, a stream of Events out, one JSON object a line.
 //
-// The machine is not trusted: Decoder checks and bounds every line that comes out of it.
+// The machine is not trusted: Decode checks and bounds every line that comes out of it.
 package buildevent
 
 import (

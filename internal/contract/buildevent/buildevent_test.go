@@ -49,7 +49,7 @@ func TestDecodeKeepsOnlyTheFieldOfTheKind(t *testing.T) {
 }
 
 func TestDecoderSurvivesPiecesAndLongLines(t *testing.T) {
-	var d buildevent.Decoder
+	d := buildevent.NewDecoder()
 	var got []string
 	each := func(e buildevent.Event) error {
 		got = append(got, e.Line)

@@ -1,7 +1,6 @@
 package fnruntime
 
 import (
-	"bytes"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
@@ -9,6 +8,8 @@ import (
 	"regexp"
 	"strings"
 	"unicode/utf8"
+
+	"github.com/pandastack/pandastack/internal/lib/jsonlines"
 )
 
 // Bounds of texts of a build and of failures.
@@ -20,44 +21,9 @@ const (
 // ErrFormat is the error of what is not a message of the program.
 var ErrFormat = errors.New("malformed message of a function's machine")
 
-// Decoder takes the output of a build piece by piece, as it comes, and returns its events.
-//
-// It holds at most MaxLine bytes. A Decoder belongs to one goroutine.
-type Decoder struct {
-	rest []byte
-	skip bool // until the end of a line that was too long
-}
-
-// Write adds output and calls each with the events that it completes. Lines that are no events are counted and skipped:
-// they are of programs that found their way to the output. The first error of each ends the call.
-func (d *Decoder) Write(p []byte, each func(Event) error) (bad int, err error) {
-	for len(p) > 0 {
-		part, after, complete := bytes.Cut(p, []byte("\n"))
-		if len(d.rest)+len(part) > MaxLine {
-			d.rest, d.skip = nil, true
-		}
-		if !d.skip {
-			d.rest = append(d.rest, part...)
-		}
-		if !complete {
-			return bad, nil
-		}
-		p = after
-		line, skip := d.rest, d.skip
-		d.rest, d.skip = d.rest[:0], false
-		if !skip && len(bytes.TrimSpace(line)) == 0 {
-			continue
-		}
-		e, err := DecodeEvent(line)
-		if skip || err != nil {
-			bad++
-			continue
-		}
-		if err := each(e); err != nil {
-			return bad, err
-		}
-	}
-	return bad, nil
+// NewDecoder returns a decoder of the output of a build.
+func NewDecoder() *jsonlines.Decoder[Event] {
+	return &jsonlines.Decoder[Event]{Limit: MaxLine, Decode: DecodeEvent}
 }
 
 // DecodeEvent reads one line. Everything in the event is within the bounds of this package, and valid UTF-8.

@@ -14,6 +14,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/pandastack/pandastack/internal/contract/fnruntime"
+	"github.com/pandastack/pandastack/internal/contract/fnruntime/bundletest"
 )
 
 func TestDecodeEventRefusesWhatIsNone(t *testing.T) {
@@ -34,7 +35,7 @@ func TestDecodeEventRefusesWhatIsNone(t *testing.T) {
 }
 
 func TestDecoderSurvivesPiecesAndLongLines(t *testing.T) {
-	var d fnruntime.Decoder
+	d := fnruntime.NewDecoder()
 	var got []string
 	each := func(e fnruntime.Event) error {
 		got = append(got, e.Line)
@@ -84,44 +85,6 @@ func TestSummaryIsBounded(t *testing.T) {
 	}
 }
 
-// archive returns a tar archive of pairs of names and texts. A name that ends with @ is a symbolic link.
-func archive(t testing.TB, files ...string) []byte {
-	t.Helper()
-	var to bytes.Buffer
-	w := tar.NewWriter(&to)
-	for i := 0; i < len(files); i += 2 {
-		h := &tar.Header{Name: files[i], Mode: 0o644, Size: int64(len(files[i+1])), Typeflag: tar.TypeReg}
-		if name, link := strings.CutSuffix(files[i], "@"); link {
-			h = &tar.Header{Name: name, Linkname: files[i+1], Typeflag: tar.TypeSymlink}
-		}
-		if err := w.WriteHeader(h); err != nil {
-			t.Fatal(err)
-		}
-		if h.Typeflag == tar.TypeReg {
-			if _, err := io.WriteString(w, files[i+1]); err != nil {
-				t.Fatal(err)
-			}
-		}
-	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
-	return to.Bytes()
-}
-
-func gzipped(t testing.TB, data []byte) []byte {
-	t.Helper()
-	var to bytes.Buffer
-	w := gzip.NewWriter(&to)
-	if _, err := w.Write(data); err != nil {
-		t.Fatal(err)
-	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
-	return to.Bytes()
-}
-
 func names(t testing.TB, data []byte) []string {
 	t.Helper()
 	var all []string
@@ -142,25 +105,30 @@ func TestManifests(t *testing.T) {
 		whole  bool
 	}{
 		"text":    {bundle: []byte("print(1)")},
-		"nothing": {bundle: archive(t, "handler.py", "x")},
-		"empty":   {bundle: archive(t)},
-		"pip":     {archive(t, "./requirements.txt", "flask", "handler.py", "x"), []string{"requirements.txt"}, false},
-		"more pip": {archive(t, "requirements.txt", "-r requirements-a.txt", "requirements-a.txt", "x"),
+		"nothing": {bundle: bundletest.Tar(t, "handler.py", "x")},
+		"empty":   {bundle: bundletest.Tar(t)},
+		"pip": {
+			bundletest.Tar(t, "./requirements.txt", "flask", "handler.py", "x"), []string{"requirements.txt"}, false,
+		},
+		"more pip": {bundletest.Tar(t, "requirements.txt", "-r requirements-a.txt", "requirements-a.txt", "x"),
 			[]string{"requirements-a.txt", "requirements.txt"}, false},
-		"editable":  {archive(t, "requirements.txt", "flask\n-e .\n"), nil, true},
-		"uv":        {archive(t, "uv.lock", "x", "pyproject.toml", "y"), []string{"pyproject.toml", "uv.lock"}, false},
-		"lock only": {bundle: archive(t, "uv.lock", "x")},
-		"npm": {archive(t, "package.json", `{"dependencies":{"a":"1"}}`, "package-lock.json", "{}", "index.js", ""),
+		"editable": {bundletest.Tar(t, "requirements.txt", "flask\n-e .\n"), nil, true},
+		"uv": {
+			bundletest.Tar(t, "uv.lock", "x", "pyproject.toml", "y"), []string{"pyproject.toml", "uv.lock"}, false,
+		},
+		"lock only": {bundle: bundletest.Tar(t, "uv.lock", "x")},
+		"npm": {bundletest.Tar(t, "package.json", `{"dependencies":{"a":"1"}}`, "package-lock.json", "{}",
+			"index.js", ""),
 			[]string{"package-lock.json", "package.json"}, false},
-		"no packages": {bundle: archive(t, "package.json", `{"type":"module"}`, "package-lock.json", "{}")},
-		"vendored": {bundle: archive(t, "package.json", `{"dependencies":{"a":"1"}}`,
+		"no packages": {bundle: bundletest.Tar(t, "package.json", `{"type":"module"}`, "package-lock.json", "{}")},
+		"vendored": {bundle: bundletest.Tar(t, "package.json", `{"dependencies":{"a":"1"}}`,
 			"node_modules/a/index.js", "")},
-		"local": {archive(t, "package.json", `{"dependencies":{"a":"file:../a"}}`), nil, true},
-		"below": {bundle: archive(t, "a/package.json", `{"dependencies":{"a":"1"}}`)},
+		"local": {bundletest.Tar(t, "package.json", `{"dependencies":{"a":"file:../a"}}`), nil, true},
+		"below": {bundle: bundletest.Tar(t, "a/package.json", `{"dependencies":{"a":"1"}}`)},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var keys []string
-			for _, bundle := range [][]byte{c.bundle, gzipped(t, c.bundle)} {
+			for _, bundle := range [][]byte{c.bundle, bundletest.Gzip(t, c.bundle)} {
 				got, key, err := fnruntime.Manifests(bytes.NewReader(bundle))
 				if err != nil {
 					t.Fatal(err)
@@ -178,8 +146,9 @@ func TestManifests(t *testing.T) {
 			}
 		})
 	}
-	a, keyA, errA := fnruntime.Manifests(bytes.NewReader(archive(t, "requirements.txt", "flask", "handler.py", "x")))
-	b, keyB, errB := fnruntime.Manifests(bytes.NewReader(archive(t, "z", "y", "requirements.txt", "flask")))
+	bundle := bundletest.Tar(t, "requirements.txt", "flask", "handler.py", "x")
+	a, keyA, errA := fnruntime.Manifests(bytes.NewReader(bundle))
+	b, keyB, errB := fnruntime.Manifests(bytes.NewReader(bundletest.Tar(t, "z", "y", "requirements.txt", "flask")))
 	if errors.Join(errA, errB) != nil || keyA != keyB || !bytes.Equal(a, b) {
 		t.Errorf("keys %s and %s, %v, %v, want that of the requirements alone", keyA, keyB, errA, errB)
 	}
@@ -188,7 +157,7 @@ func TestManifests(t *testing.T) {
 func TestBundlesAreBounded(t *testing.T) {
 	var bomb bytes.Buffer
 	w := gzip.NewWriter(&bomb)
-	head := archive(t, "a", "")[:512]
+	head := bundletest.Tar(t, "a", "")[:512]
 	if _, err := w.Write(head); err != nil {
 		t.Fatal(err)
 	}
@@ -204,7 +173,7 @@ func TestBundlesAreBounded(t *testing.T) {
 	if _, _, err := fnruntime.Manifests(&bomb); !errors.Is(err, fnruntime.ErrBundle) {
 		t.Errorf("Manifests() of a bundle with many files: %v, want %v", err, fnruntime.ErrBundle)
 	}
-	zeros := bytes.NewReader(gzipped(t, make([]byte, 8<<20)))
+	zeros := bytes.NewReader(bundletest.Gzip(t, make([]byte, 8<<20)))
 	content, isTar, err := fnruntime.OpenBundle(zeros)
 	if n, _ := io.Copy(io.Discard, content); err != nil || !isTar || n != 8<<20 {
 		t.Errorf("OpenBundle() = %t, %v with %d bytes", isTar, err, n)
@@ -248,8 +217,8 @@ func FuzzDecodeSummary(f *testing.F) {
 }
 
 func FuzzManifests(f *testing.F) {
-	f.Add(archive(f, "package.json", `{"dependencies":{"a":"1"}}`, "requirements.txt", "x", "l@", "/etc/passwd"))
-	f.Add(gzipped(f, archive(f, "requirements.txt", "-e .")))
+	f.Add(bundletest.Tar(f, "package.json", `{"dependencies":{"a":"1"}}`, "requirements.txt", "x", "l@", "/etc/passwd"))
+	f.Add(bundletest.Gzip(f, bundletest.Tar(f, "requirements.txt", "-e .")))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		got, key, err := fnruntime.Manifests(bytes.NewReader(data))
 		if err == nil && (got != nil && key == "" || key != "" && len(key) != 64) {

@@ -67,7 +67,7 @@ func TestDeploy(t *testing.T) {
 	for _, ref := range []string{"one", "two", "three", "four"} {
 		all = append(all, w.live(a, ref))
 		if got := w.page(a, ""); got != "version "+ref {
-			t.Errorf("after %s it answers %q", ref, got)
+			t.Errorf("after %s, the response is %q", ref, got)
 		}
 		if n := len(w.ready(a)); n != 1 {
 			t.Errorf("%d replicas", n)
@@ -105,7 +105,7 @@ func TestRoute(t *testing.T) {
 	select {
 	case <-changed:
 	default:
-		t.Error("the change was not told")
+		t.Error("the channel of Changed is open after a deployment")
 	}
 	r, err := w.Route(ctx, "SITE.apps.example.com")
 	if err != nil || r.App != a.ID || r.Deployment != d.ID || r.Port != 8080 || !r.Machine || r.Idle != time.Hour {
@@ -164,7 +164,7 @@ func TestFailedDeployment(t *testing.T) {
 				t.Errorf("%+v", now)
 			}
 			if got := w.page(a, ""); got != "version one" {
-				t.Errorf("it answers %q", got)
+				t.Errorf("response is %q, want that of version one", got)
 			}
 			w.whole(c.name)
 		})
@@ -191,7 +191,7 @@ func TestRollback(t *testing.T) {
 			t.Errorf("%+v, want %s", d, c.want)
 		}
 		if got := w.page(a, ""); got != "version "+c.page {
-			t.Errorf("it answers %q, want %s", got, c.page)
+			t.Errorf("response is %q, want %q", got, "version "+c.page)
 		}
 		w.must(w.Reconcile(ctx))
 		w.whole("rolled back")
@@ -259,7 +259,7 @@ func TestCancel(t *testing.T) {
 	_, err = w.CancelDeployment(ctx, alice, "site", two.ID)
 	w.wants("again", err, api.WrongState)
 	if got := w.page(a, ""); got != "version one" {
-		t.Errorf("it answers %q", got)
+		t.Errorf("response is %q, want that of version one", got)
 	}
 	w.whole("canceled")
 }

@@ -143,7 +143,7 @@ func TestLinkedDatabase(t *testing.T) {
 	n := len(w.deployments(a))
 	w.must(w.Reconcile(t.Context()))
 	if again := len(w.deployments(a)); again != n {
-		t.Error("it is deployed again and again")
+		t.Errorf("%d deployments after another look, want %d", again, n)
 	}
 	// A rollback has the old password in its memory: it is started again.
 	_, err := w.Rollback(t.Context(), alice, "site", api.RollbackRequest{})

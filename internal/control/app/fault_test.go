@@ -138,7 +138,7 @@ func failOnce(t *testing.T, op operation, c *faultInjector) {
 		ok = ok || got == "version "+version
 	}
 	if !ok {
-		t.Errorf("it shows %q", got)
+		t.Errorf("response is %q, want one of %q", got, op.want)
 	}
 	if live := w.get(a); live.Status != api.AppRunning || live.ActiveDeploymentID == "" {
 		t.Errorf("%+v", live)

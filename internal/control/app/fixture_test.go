@@ -3,8 +3,6 @@ package app_test
 import (
 	"context"
 	"log/slog"
-	"os"
-	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -187,37 +185,16 @@ func (e *edge) set(inFlight int, last time.Time) {
 	e.inFlight, e.last = inFlight, last
 }
 
-// empty is a store that nothing was written to: to make one takes most of a short test's time.
-var empty = sync.OnceValues(func() ([]byte, error) {
-	dir, err := os.MkdirTemp("", "app-test")
-	if err != nil {
-		return nil, err
-	}
-	defer os.RemoveAll(dir)
-	path := filepath.Join(dir, "control.db")
-	db, err := store.Open(context.Background(), store.Config{DSN: path})
-	if err != nil {
-		return nil, err
-	}
-	if err := db.Close(); err != nil {
-		return nil, err
-	}
-	return os.ReadFile(path)
-})
-
 func newFixture(t *testing.T, change ...func(*fixture)) *fixture {
 	t.Helper()
 	w := &fixture{
-		t: t, host: hosttest.New(), path: filepath.Join(storetest.Dir(t), "control.db"), builder: &builder{},
+		t: t, host: hosttest.New(), path: storetest.Empty(t), builder: &builder{},
 		databases: &databases{url: "postgres://u:one@db.example.com:5432/d?sslmode=require"}, edge: &edge{},
 		cfg: app.Config{Suffix: "apps.example.com", URL: "http://127.0.0.1:7700", Idle: time.Hour, Interval: time.Hour,
 			Keep: 2, DatabaseAddress: "192.168.241.1:5432", Own: []string{"panel.apps.example.com"},
 			StartTimeout: 10 * time.Second, Rehearse: true},
 	}
 	w.builder.w = w
-	data, err := empty()
-	w.must(err)
-	w.must(os.WriteFile(w.path, data, 0o600))
 	for _, f := range change {
 		f(w)
 	}
@@ -291,7 +268,7 @@ func (w *fixture) until(what string, f func() bool) {
 	end := time.Now().Add(2 * time.Minute)
 	for !f() {
 		if time.Now().After(end) {
-			w.t.Fatalf("%s: it did not happen", what)
+			w.t.Fatalf("%s: did not happen within 30 s", what)
 		}
 		select {
 		case <-w.t.Context().Done():

@@ -3,9 +3,6 @@ package database_test
 import (
 	"context"
 	"log/slog"
-	"os"
-	"path/filepath"
-	"sync"
 	"testing"
 	"time"
 
@@ -57,37 +54,16 @@ type fixture struct {
 	helpers     *helper.Helpers
 }
 
-// empty is a store that nothing was written to: to make one takes most of a short test's time.
-var empty = sync.OnceValues(func() ([]byte, error) {
-	dir, err := os.MkdirTemp("", "database-test")
-	if err != nil {
-		return nil, err
-	}
-	defer os.RemoveAll(dir)
-	path := filepath.Join(dir, "control.db")
-	db, err := store.Open(context.Background(), store.Config{DSN: path})
-	if err != nil {
-		return nil, err
-	}
-	if err := db.Close(); err != nil {
-		return nil, err
-	}
-	return os.ReadFile(path)
-})
-
 func newFixture(t *testing.T, change ...func(*fixture)) *fixture {
 	t.Helper()
 	w := &fixture{
-		t: t, host: hosttest.New(), fake: servertest.New(), path: filepath.Join(storetest.Dir(t), "control.db"),
+		t: t, host: hosttest.New(), fake: servertest.New(), path: storetest.Empty(t),
 		replication: &replicator{},
 		cfg: database.Config{
 			Suffix: "db.example.com", URL: "http://127.0.0.1:7700", Idle: time.Hour, EndTimeout: time.Second,
 			StartTimeout: 10 * time.Second,
 		},
 	}
-	data, err := empty()
-	w.must(err)
-	w.must(os.WriteFile(w.path, data, 0o600))
 	w.host.AddTemplate(hostapi.Template{Name: "mini", VCPUs: 1, MemoryMiB: 256, DiskMiB: 1024, Baked: true,
 		Hidden: true})
 	w.host.AddTemplate(hostapi.Template{Name: "postgres-16", VCPUs: 1, MemoryMiB: 1024, DiskMiB: 4096, Baked: true,

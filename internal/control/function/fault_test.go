@@ -87,7 +87,7 @@ type operation struct {
 }
 
 func deployTwo(w *fixture, ctx context.Context) error {
-	bundle := archive("handler.py", code{Name: "two"}.String(), "requirements.txt", "flask\n")
+	bundle := w.archive("handler.py", code{Name: "two"}.String(), "requirements.txt", "flask\n")
 	_, err := w.Deploy(ctx, alice, "fn", strings.NewReader(bundle), "", false)
 	w.Attend(ctx)
 	return err
@@ -178,7 +178,7 @@ func failOnce(t *testing.T, op operation, c *faultInjector) {
 		ok = ok || got == name
 	}
 	if !ok {
-		t.Errorf("it answers with %q", got)
+		t.Errorf("response is %q, want one of %q", got, op.want)
 	}
 	if fn := w.get(); !fn.IsReady || fn.Status == api.FunctionBuilding {
 		t.Errorf("%+v", fn)

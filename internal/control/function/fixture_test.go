@@ -1,24 +1,21 @@
 package function_test
 
 import (
-	"archive/tar"
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/internal/contract/fnruntime/bundletest"
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
 	"github.com/pandastack/pandastack/internal/contract/hostapi/hosttest"
 	"github.com/pandastack/pandastack/internal/control/auth"
@@ -66,35 +63,14 @@ type hooks struct {
 // hook replaces all hooks.
 func (w *fixture) hook(h hooks) { w.hooks.Store(&h) }
 
-// empty is a store that nothing was written to: to make one takes most of a short test's time.
-var empty = sync.OnceValues(func() ([]byte, error) {
-	dir, err := os.MkdirTemp("", "function-test")
-	if err != nil {
-		return nil, err
-	}
-	defer os.RemoveAll(dir)
-	path := filepath.Join(dir, "control.db")
-	db, err := store.Open(context.Background(), store.Config{DSN: path})
-	if err != nil {
-		return nil, err
-	}
-	if err := db.Close(); err != nil {
-		return nil, err
-	}
-	return os.ReadFile(path)
-})
-
 func newFixture(t *testing.T, change ...func(*fixture)) *fixture {
 	t.Helper()
-	w := &fixture{t: t, host: hosttest.New(), runtime: newRuntime(), dir: storetest.Dir(t)}
+	w := &fixture{t: t, host: hosttest.New(), runtime: newRuntime(), dir: filepath.Dir(storetest.Empty(t))}
 	w.cfg = function.Config{Template: "base", Spool: w.dir, Wait: time.Minute, Interval: time.Hour,
 		URL:      func(id api.FunctionID) string { return "https://fn-" + string(id) + ".example.com" },
 		Endpoint: func(id api.FunctionID) string { return "https://api.example.com/v1/functions/" + string(id) },
 		Pool:     pool.Config{Interval: time.Millisecond}}
 	w.hook(hooks{})
-	data, err := empty()
-	w.must(err)
-	w.must(os.WriteFile(filepath.Join(w.dir, "control.db"), data, 0o600))
 	w.must(os.WriteFile(filepath.Join(w.dir, "pandastack-runtime"), []byte("a program"), 0o700))
 	w.host.AddProgram("pandastack-runtime", w.runtime.run)
 	for _, f := range change {
@@ -179,7 +155,7 @@ func (w *fixture) until(what string, f func() bool) {
 	end := time.Now().Add(time.Minute)
 	for !f() {
 		if time.Now().After(end) {
-			w.t.Fatalf("%s: it did not happen", what)
+			w.t.Fatalf("%s: did not happen within a minute", what)
 		}
 		<-time.After(5 * time.Millisecond)
 	}
@@ -313,16 +289,7 @@ func (w *fixture) quiet() {
 }
 
 // archive returns a bundle of files.
-func archive(files ...string) string {
-	var to bytes.Buffer
-	out := tar.NewWriter(&to)
-	for i := 0; i < len(files); i += 2 {
-		_ = out.WriteHeader(&tar.Header{Name: files[i], Mode: 0o644, Size: int64(len(files[i+1]))}) // to memory
-		_, _ = io.WriteString(out, files[i+1])
-	}
-	_ = out.Close()
-	return to.String()
-}
+func (w *fixture) archive(files ...string) string { return string(bundletest.Tar(w.t, files...)) }
 
 func (w *fixture) blobs() (all []string) {
 	w.t.Helper()

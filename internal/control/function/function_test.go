@@ -26,7 +26,7 @@ func TestDeploy(t *testing.T) {
 		t.Errorf("the first version is %d", n)
 	}
 	if got := w.call("").Code; got != "one" {
-		t.Errorf("it answers with %q", got)
+		t.Errorf("response is %q, want %q", got, "one")
 	}
 	w.live(code{Name: "two"})
 	for _, bad := range []struct {
@@ -52,11 +52,11 @@ func TestDeploy(t *testing.T) {
 			t.Errorf("%+v: function %+v", bad.code, fn)
 		}
 		if got := w.call("").Code; got != "two" {
-			t.Errorf("after %+v, it answers with %q", bad.code, got)
+			t.Errorf("after %+v, response is %q, want %q", bad.code, got, "two")
 		}
 	}
 	if got := w.answer(w.invoke(api.InvokeRequest{Version: 1})).Code; got != "one" {
-		t.Errorf("version 1 answers with %q", got)
+		t.Errorf("response of version 1 is %q, want %q", got, "one")
 	}
 	r, size, err := w.Code(t.Context(), alice, "fn", 1)
 	w.must(err)
@@ -109,12 +109,12 @@ func TestLayerIsReused(t *testing.T) {
 		if n == 2 {
 			packages = "django\n"
 		}
-		v := w.deploy(archive("handler.py", code{Name: name}.String(), "requirements.txt", packages))
+		v := w.deploy(w.archive("handler.py", code{Name: name}.String(), "requirements.txt", packages))
 		if want := 1 + n/2; v.Status != api.FunctionReady || installs != want {
 			t.Errorf("version %+v; dependencies were installed %d times, want %d", v, installs, want)
 		}
 		if got := w.call("").Code; got != name {
-			t.Errorf("it answers with %q, want %q", got, name)
+			t.Errorf("response is %q, want %q", got, name)
 		}
 	}
 	w.must(w.DeleteVersion(t.Context(), alice, "fn", 1))
@@ -151,7 +151,7 @@ func TestAliases(t *testing.T) {
 	w.must(set("stable", api.FunctionWeight{Version: 1, Weight: 100}))
 	w.must(set("canary", api.FunctionWeight{Version: 1, Weight: 70}, api.FunctionWeight{Version: 2, Weight: 30}))
 	if got := w.answer(w.invoke(api.InvokeRequest{Alias: "stable"})).Code; got != "one" {
-		t.Errorf("the alias answers with %q", got)
+		t.Errorf("response of the alias is %q, want %q", got, "one")
 	}
 	row, err := w.Find(t.Context(), alice, "fn")
 	w.must(err)
@@ -165,11 +165,11 @@ func TestAliases(t *testing.T) {
 		t.Errorf("of 1000 invocations: %v", picked)
 	}
 	if got := w.call("").Code; got != "two" {
-		t.Errorf("without an alias, it answers with %q", got)
+		t.Errorf("response without an alias is %q, want %q", got, "two")
 	}
 	w.must(set("live", api.FunctionWeight{Version: 1, Weight: 100}))
 	if got := w.call("").Code; got != "one" {
-		t.Errorf("with the alias live, it answers with %q", got)
+		t.Errorf("response with the alias live is %q, want %q", got, "one")
 	}
 	w.wants("deleting a version of an alias", w.DeleteVersion(t.Context(), alice, "fn", 1), api.Conflict)
 	_, err = w.Invoke(t.Context(), alice, "fn", api.InvokeRequest{Alias: "other"})
@@ -257,7 +257,7 @@ func TestVariables(t *testing.T) {
 func TestDelete(t *testing.T) {
 	w := newFixture(t)
 	w.made(shared)
-	w.deploy(archive("handler.py", code{Name: "one"}.String(), "requirements.txt", "flask\n"))
+	w.deploy(w.archive("handler.py", code{Name: "one"}.String(), "requirements.txt", "flask\n"))
 	w.live(code{Name: "two"})
 	_, err := w.SetAlias(t.Context(), alice, "fn", "x", api.SetAliasRequest{Versions: []api.FunctionWeight{{Version: 1,
 		Weight: 100}}})

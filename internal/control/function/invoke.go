@@ -278,6 +278,7 @@ func (s *Service) Invoke(
 	if err != nil { // the handler was called: its key is not for another call
 		out.Status, out.Failure = api.RunError, canceled
 	}
+	run.Started = store.Micros(out.Began)
 	Finish(&run, out, time.Now())
 	if e := s.record(ctx, &run); e != nil || err != nil {
 		return api.FunctionRun{}, api.AsError(cmp.Or(err, e))

@@ -84,7 +84,7 @@ func testInvoke(t *testing.T, mode api.FunctionMode) {
 	_, err = w.Invoke(t.Context(), bob, string(w.get().ID), api.InvokeRequest{})
 	w.wants("an invocation of another workspace", err, api.NotFound)
 	if got := w.call("").Code; got != "one" {
-		t.Errorf("at last, it answers with %q", got)
+		t.Errorf("last response is %q, want %q", got, "one")
 	}
 	runs, err := w.Runs(t.Context(), alice, "fn", api.RunFilter{})
 	if err != nil || len(runs) != 7 {
@@ -212,7 +212,7 @@ func TestMachinesAreRemovedLater(t *testing.T) {
 		return nil
 	})
 	if got := w.call("").Code; got != "one" {
-		t.Errorf("it answers with %q", got)
+		t.Errorf("response is %q, want %q", got, "one")
 	}
 	_, err := w.Invoke(t.Context(), alice, "fn", api.InvokeRequest{})
 	w.wants("an invocation before the machine is gone", err, api.RateLimited)
@@ -337,11 +337,11 @@ func TestSharedMachines(t *testing.T) {
 		w.host.Lose(id)
 	}
 	if got := w.call("").Code; got != "one" {
-		t.Errorf("after the loss of all machines that slept, it answers with %q", got)
+		t.Errorf("response after the loss of all machines that slept is %q, want %q", got, "one")
 	}
 	w.redeploy(code{Name: "two"})
 	if got := w.call("").Code; got != "two" {
-		t.Errorf("it answers with %q", got)
+		t.Errorf("response is %q, want %q", got, "two")
 	}
 	w.until("the machines of version 1 are removed", func() bool { return len(w.machines()) == 1 })
 }
@@ -441,7 +441,7 @@ func testServe(t *testing.T, mode api.FunctionMode) {
 		t.Errorf("answer %+v", answer)
 	}
 	var runs []api.FunctionRun
-	w.until("it is a run", func() bool { // it is written after the answer
+	w.until("the run is written", func() bool { // it is written after the answer
 		var err error
 		runs, err = w.Runs(t.Context(), alice, "fn", api.RunFilter{})
 		return err != nil || len(runs) > 0
@@ -484,7 +484,7 @@ func testServe(t *testing.T, mode api.FunctionMode) {
 	if text, err := io.ReadAll(do(http.MethodGet, "/late", "").Body); err == nil {
 		t.Errorf("a handler that failed in the middle: %q without an error", text)
 	}
-	w.until("it is a run", func() bool {
+	w.until("the run is written", func() bool {
 		runs, err := w.Runs(t.Context(), alice, "fn", api.RunFilter{Status: api.RunError})
 		return err == nil && len(runs) == 2
 	})
@@ -494,11 +494,11 @@ func testServe(t *testing.T, mode api.FunctionMode) {
 	<-w.runtime.entered
 	w.must(answer.Body.Close())
 	<-w.runtime.gone
-	w.until("it is a run", func() bool {
+	w.until("the run is written", func() bool {
 		runs, err := w.Runs(t.Context(), alice, "fn", api.RunFilter{Status: api.RunError})
 		return err == nil && len(runs) == 3 && runs[0].Error.Type == "Canceled"
 	})
 	if got := w.call("").Code; got != "one" {
-		t.Errorf("at last, it answers with %q", got)
+		t.Errorf("last response is %q, want %q", got, "one")
 	}
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/pandastack/pandastack/internal/control/store/functionstore"
 )
 
-// Finish makes a row one of an attempt that has ended.
+// Finish makes a row one of an attempt that has ended. When the attempt was started stays what it is.
 func Finish(row *functionstore.Run, out Outcome, now time.Time) {
 	sum := &out.Summary
 	row.State, row.Result, row.Error = string(out.Status), string(out.Result), ""
@@ -26,7 +26,7 @@ func Finish(row *functionstore.Run, out Outcome, now time.Time) {
 	if row.Duration = sum.Micros; row.Duration == 0 {
 		row.Duration = out.Wall.Microseconds()
 	}
-	row.Started, row.Ended = store.Micros(out.Began), store.Micros(now)
+	row.Ended = store.Micros(now)
 }
 
 // View returns a run as users see it.

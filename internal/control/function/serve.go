@@ -35,6 +35,7 @@ func (s *Service) Serve(
 		if err != nil { // the client has left
 			out.Status, out.Failure = api.RunError, canceled
 		}
+		run.Started = store.Micros(out.Began)
 		Finish(&run, out, time.Now())
 		if err := s.record(ctx, &run); err != nil {
 			s.log.Error("a run of a function could not be written", "run", run.ID, "err", err)

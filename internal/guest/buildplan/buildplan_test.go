@@ -67,7 +67,7 @@ func (f *fixture) feed(ctx context.Context, verb string, in []byte) (all events)
 	f.t.Helper()
 	var out bytes.Buffer
 	code := f.Main(ctx, []string{verb}, bytes.NewReader(in), &out, &out)
-	var d buildevent.Decoder
+	d := buildevent.NewDecoder()
 	bad, err := d.Write(out.Bytes(), func(e buildevent.Event) error {
 		all = append(all, e)
 		return nil

@@ -3,9 +3,7 @@ package function_test
 import (
 	"archive/tar"
 	"bytes"
-	"compress/gzip"
 	"encoding/json"
-	"io"
 	"net/http"
 	"os"
 	"os/exec"
@@ -14,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/pandastack/pandastack/internal/contract/fnruntime"
+	"github.com/pandastack/pandastack/internal/contract/fnruntime/bundletest"
 	"github.com/pandastack/pandastack/internal/guest/function"
 )
 
@@ -31,7 +30,7 @@ func build(
 	}
 	var out, stderr bytes.Buffer
 	code := p.Main(t.Context(), []string{"build"}, bytes.NewReader(in), &out, &stderr)
-	var d fnruntime.Decoder
+	d := fnruntime.NewDecoder()
 	var lines []string
 	ended := false
 	bad, err := d.Write(out.Bytes(), func(e fnruntime.Event) error {
@@ -51,47 +50,6 @@ func build(
 	return result, strings.Join(lines, "\n"), failed
 }
 
-// bundle returns a tar archive of pairs of names and texts. A name that ends with @ is a symbolic link, one with = a
-// hard link.
-func bundle(t testing.TB, files ...string) []byte {
-	t.Helper()
-	var to bytes.Buffer
-	w := tar.NewWriter(&to)
-	for i := 0; i < len(files); i += 2 {
-		h := &tar.Header{Name: files[i], Mode: 0o4600, Size: int64(len(files[i+1])), Typeflag: tar.TypeReg}
-		if name, ok := strings.CutSuffix(files[i], "@"); ok {
-			h = &tar.Header{Name: name, Linkname: files[i+1], Typeflag: tar.TypeSymlink}
-		} else if name, ok := strings.CutSuffix(files[i], "="); ok {
-			h = &tar.Header{Name: name, Linkname: files[i+1], Typeflag: tar.TypeLink}
-		}
-		if err := w.WriteHeader(h); err != nil {
-			t.Fatal(err)
-		}
-		if h.Typeflag == tar.TypeReg {
-			if _, err := io.WriteString(w, files[i+1]); err != nil {
-				t.Fatal(err)
-			}
-		}
-	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
-	return to.Bytes()
-}
-
-func gzipped(t testing.TB, data []byte) []byte {
-	t.Helper()
-	var to bytes.Buffer
-	w := gzip.NewWriter(&to)
-	if _, err := w.Write(data); err != nil {
-		t.Fatal(err)
-	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
-	return to.Bytes()
-}
-
 func TestBuildUnpacks(t *testing.T) {
 	source := "def handler(event): return event\n"
 	for name, c := range map[string]struct {
@@ -100,9 +58,11 @@ func TestBuildUnpacks(t *testing.T) {
 		file       string
 	}{
 		"text":         {[]byte(source), "", "handler.py"},
-		"gzipped text": {gzipped(t, []byte(source)), "a/b.py:handler", "a/b.py"},
-		"tar":          {bundle(t, "./c.py", source, "x/../d.py", "d", "c", ""), "c.py", "c.py"},
-		"gzipped tar":  {gzipped(t, bundle(t, "c.py", source, "link.py@", "c.py")), "link.py", "link.py"},
+		"gzipped text": {bundletest.Gzip(t, []byte(source)), "a/b.py:handler", "a/b.py"},
+		"tar":          {bundletest.Tar(t, "./c.py", source, "x/../d.py", "d", "c", ""), "c.py", "c.py"},
+		"gzipped tar": {
+			bundletest.Gzip(t, bundletest.Tar(t, "c.py", source, "link.py@", "c.py")), "link.py", "link.py",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := place(t, nil)
@@ -133,12 +93,12 @@ func TestBuildRefusesHostileBundles(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, c := range map[string]struct{ bundle, want string }{
-		"absolute link": {string(bundle(t, "a@", outside)), "leads out of it"},
-		"link up":       {string(bundle(t, "x/a@", "../../etc")), "leads out of it"},
-		"path up":       {string(bundle(t, "../a", "x")), "leads out of it"},
-		"absolute path": {string(bundle(t, "/a", "x")), "leads out of it"},
-		"hard link":     {string(bundle(t, "a=", "/etc/passwd")), "leads out of it"},
-		"cut off":       {string(bundle(t, "a", strings.Repeat("x", 9000)))[:4000], "cannot be unpacked"},
+		"absolute link": {string(bundletest.Tar(t, "a@", outside)), "leads out of it"},
+		"link up":       {string(bundletest.Tar(t, "x/a@", "../../etc")), "leads out of it"},
+		"path up":       {string(bundletest.Tar(t, "../a", "x")), "leads out of it"},
+		"absolute path": {string(bundletest.Tar(t, "/a", "x")), "leads out of it"},
+		"hard link":     {string(bundletest.Tar(t, "a=", "/etc/passwd")), "leads out of it"},
+		"cut off":       {string(bundletest.Tar(t, "a", strings.Repeat("x", 9000)))[:4000], "cannot be unpacked"},
 		"broken gzip":   {"\x1f\x8b\x08 this is none", "cannot be unpacked"},
 		"bomb":          {bomb.String(), "512 MiB"},
 	} {
@@ -161,12 +121,12 @@ func TestBuildNamesBrokenManifests(t *testing.T) {
 		bundle  []byte
 		want    string
 	}{
-		"package.json": {"nodejs", bundle(t, "package.json", "{"), "package.json cannot be read"},
-		"manager": {"nodejs", bundle(t, "package.json", `{"packageManager":"x@1","dependencies":{"a":"1"}}`),
+		"package.json": {"nodejs", bundletest.Tar(t, "package.json", "{"), "package.json cannot be read"},
+		"manager": {"nodejs", bundletest.Tar(t, "package.json", `{"packageManager":"x@1","dependencies":{"a":"1"}}`),
 			`packageManager "x@1"`},
-		"lock": {"nodejs", bundle(t, "package.json", `{"dependencies":{"a":"1"}}`, "package-lock.json", "{"),
+		"lock": {"nodejs", bundletest.Tar(t, "package.json", `{"dependencies":{"a":"1"}}`, "package-lock.json", "{"),
 			"npm failed"},
-		"pyproject": {"python", bundle(t, "pyproject.toml", "x"), "pyproject.toml cannot be read"},
+		"pyproject": {"python", bundletest.Tar(t, "pyproject.toml", "x"), "pyproject.toml cannot be read"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -197,27 +157,27 @@ func TestFrameworks(t *testing.T) {
 		runtime, style, manager string
 		bundle                  []byte
 	}{
-		"flask": {"python", "wsgi", "pip", bundle(t, "requirements.txt", "flask==3.1.0\n", "app.py", `
+		"flask": {"python", "wsgi", "pip", bundletest.Tar(t, "requirements.txt", "flask==3.1.0\n", "app.py", `
 from flask import Flask, request
 app = Flask(__name__)
 @app.post("/echo")
 def echo(): return {"got": request.json}
 `)},
-		"fastapi": {"python", "asgi", "pip", bundle(t, "pyproject.toml",
+		"fastapi": {"python", "asgi", "pip", bundletest.Tar(t, "pyproject.toml",
 			"[project]\nname = \"x\"\nversion = \"1\"\ndependencies = [\"fastapi==0.115.12\"]\n", "main.py", `
 from fastapi import FastAPI, Body
 app = FastAPI()
 @app.post("/echo")
 def echo(body = Body()): return {"got": body}
 `)},
-		"hono": {"nodejs", "fetch", "npm", bundle(t, "package.json",
+		"hono": {"nodejs", "fetch", "npm", bundletest.Tar(t, "package.json",
 			`{"type":"module","dependencies":{"hono":"4.7.5"}}`, "index.js", `
 import { Hono } from 'hono';
 const app = new Hono();
 app.post('/echo', async (c) => c.json({ got: await c.req.json() }));
 export default app;
 `)},
-		"hono by pnpm": {"nodejs", "fetch", "pnpm", bundle(t, "package.json",
+		"hono by pnpm": {"nodejs", "fetch", "pnpm", bundletest.Tar(t, "package.json",
 			`{"type":"module","packageManager":"pnpm@9.15.9","dependencies":{"hono":"4.7.5"}}`, "index.js", `
 import { Hono } from 'hono';
 const app = new Hono();

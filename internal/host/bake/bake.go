@@ -27,7 +27,7 @@ const (
 // Timeouts of the guest. Translated code runs about ten times slower than native, and the host may be busy with
 // other bakes.
 const (
-	readyTimeout   = 10 * time.Minute // under emulation, on a busy machine, a large import takes minutes
+	readyTimeout   = 10 * time.Minute
 	commandTimeout = 10 * time.Minute
 	readyInterval  = 200 * time.Millisecond
 	// startGrace is how long a start command without a ready check must run without failing.

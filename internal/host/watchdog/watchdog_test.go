@@ -115,7 +115,8 @@ func TestSilentGuestIsReportedAndRecovers(t *testing.T) {
 		h.set(func() { h.hangs = false })
 		<-time.After(20 * time.Second)
 		if reports, _ := h.said(); len(reports) != 1 || !reports[0].IsZero() || !h.Unresponsive("a").IsZero() {
-			t.Errorf("after its recovery: reports %v, since %v; want that it answers", reports, h.Unresponsive("a"))
+			t.Errorf("after its recovery: reports %v, since %v; want one that the guest responds", reports,
+				h.Unresponsive("a"))
 		}
 		end(true)
 	})
@@ -132,7 +133,7 @@ func TestIdleGuestThatHangsIsFound(t *testing.T) {
 		}
 		h.Ask("a")(true)
 		if reports, _ := h.said(); len(reports) != 1 || !reports[0].IsZero() {
-			t.Errorf("after an answer: reports %v, want that it answers", reports)
+			t.Errorf("after an answer: reports %v, want one that the guest responds", reports)
 		}
 	})
 }

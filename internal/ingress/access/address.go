@@ -6,6 +6,8 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+
+	"github.com/pandastack/pandastack/internal/lib/accept"
 )
 
 // Names of the header that trusted proxies send the client's address in.
@@ -91,20 +93,5 @@ func parseForwarded(element string) (netip.Addr, bool) {
 
 // AddressOf returns the address of the client of a request, the zero one if it is not known.
 func AddressOf(r *http.Request) netip.Addr {
-	a, err := netip.ParseAddrPort(r.RemoteAddr)
-	if err != nil {
-		return netip.Addr{}
-	}
-	return a.Addr().Unmap().WithZone("")
-}
-
-// nameOf returns the name under which a client's address is limited: for IPv6 the network of 64 bits, since a client
-// has all its addresses.
-func nameOf(a netip.Addr) string {
-	if a.Is6() {
-		if p, err := a.Prefix(64); err == nil {
-			return p.String()
-		}
-	}
-	return a.String()
+	return accept.Address(r.RemoteAddr)
 }

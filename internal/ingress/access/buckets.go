@@ -3,6 +3,8 @@ package access
 import (
 	"net/http"
 	"time"
+
+	"github.com/pandastack/pandastack/internal/lib/accept"
 )
 
 // Buckets is a table of token buckets by name. The least recently used are dropped when there are too many.
@@ -18,4 +20,4 @@ func (b *Buckets) Take(name string) (ok bool, retry time.Duration) {
 }
 
 // NetworkOf returns the name under which the client of a request is limited: its address, and for IPv6 its network.
-func NetworkOf(r *http.Request) string { return nameOf(AddressOf(r)) }
+func NetworkOf(r *http.Request) string { return accept.Network(AddressOf(r)) }

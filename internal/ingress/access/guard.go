@@ -11,6 +11,7 @@ import (
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/control/audit"
 	"github.com/pandastack/pandastack/internal/control/auth"
+	"github.com/pandastack/pandastack/internal/lib/accept"
 )
 
 // Keys authenticates tokens; *auth.Keys does.
@@ -103,12 +104,12 @@ func (g *Guard) admit(
 	authenticate func(from netip.Addr) (auth.Principal, error),
 ) (auth.Principal, error) {
 	from := AddressOf(r)
-	if q := g.perAddress.take(nameOf(from), 1); !q.ok {
+	if q := g.perAddress.take(accept.Network(from), 1); !q.ok {
 		return auth.Principal{}, refuse(w, q, "requests from the address "+from.String())
 	} else if g.perKey == nil {
 		q.show(w.Header())
 	}
-	if q := g.failures.take(nameOf(from), 0); !q.ok && !known() {
+	if q := g.failures.take(accept.Network(from), 0); !q.ok && !known() {
 		return auth.Principal{}, refuse(w, q, "failed authentications from the address "+from.String())
 	}
 	p, err := authenticate(from)
@@ -140,7 +141,7 @@ func (g *Guard) admit(
 // It is for operations whose callers show no key.
 func (g *Guard) AdmitAddress(w http.ResponseWriter, r *http.Request) error {
 	from := AddressOf(r)
-	if q := g.perAddress.take(nameOf(from), 1); !q.ok {
+	if q := g.perAddress.take(accept.Network(from), 1); !q.ok {
 		return refuse(w, q, "requests from the address "+from.String())
 	}
 	return nil
@@ -155,7 +156,7 @@ func (g *Guard) AdmitConnection(from netip.Addr) error {
 		take   int
 		what   string
 	}{{g.perAddress, 1, "connections"}, {g.failures, 0, "failed authentications"}} {
-		if q := one.limits.take(nameOf(from), one.take); !q.ok {
+		if q := one.limits.take(accept.Network(from), one.take); !q.ok {
 			return api.Errorf(api.RateLimited, "too many %s from the address %s: retry in %d s", one.what, from,
 				int(q.retry.Seconds()))
 		}
@@ -164,11 +165,11 @@ func (g *Guard) AdmitConnection(from netip.Addr) error {
 }
 
 // FailedConnection counts a connection of such a protocol that failed to authenticate.
-func (g *Guard) FailedConnection(from netip.Addr) { g.failures.take(nameOf(from), 1) }
+func (g *Guard) FailedConnection(from netip.Addr) { g.failures.take(accept.Network(from), 1) }
 
 // failed counts a failed authentication of an address and returns err.
 func (g *Guard) failed(r *http.Request, err error) error {
-	g.failures.take(nameOf(AddressOf(r)), 1)
+	g.failures.take(accept.Network(AddressOf(r)), 1)
 	return err
 }
 
@@ -199,7 +200,7 @@ func NewPortLimits(cfg PortConfig) *PortLimits {
 // It then sets the headers RateLimit-* and Retry-After. Other responses have none of them: they are the program's.
 func (l *PortLimits) Admit(w http.ResponseWriter, r *http.Request, sandbox string, port uint16) error {
 	from := AddressOf(r)
-	if q := l.perAddress.take(nameOf(from), 1); !q.ok {
+	if q := l.perAddress.take(accept.Network(from), 1); !q.ok {
 		return refuse(w, q, "requests to ports from the address "+from.String())
 	}
 	if q := l.perPort.take(sandbox+":"+strconv.Itoa(int(port)), 1); !q.ok {

@@ -1,7 +1,6 @@
 package httpapi_test
 
 import (
-	"archive/tar"
 	"bytes"
 	"compress/gzip"
 	"context"
@@ -16,6 +15,7 @@ import (
 	"testing"
 
 	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/internal/contract/fnruntime/bundletest"
 	"github.com/pandastack/pandastack/internal/control/auth"
 	"github.com/pandastack/pandastack/internal/ingress/httpapi"
 	"github.com/pandastack/pandastack/internal/ingress/httpapi/functionapi"
@@ -513,53 +513,18 @@ func TestDeployForm(t *testing.T) {
 	}
 }
 
-func pack(t *testing.T, zip bool, files ...string) []byte {
-	t.Helper()
-	var out bytes.Buffer
-	w := tar.NewWriter(&out)
-	for i := 0; i < len(files); i += 2 {
-		h := &tar.Header{Typeflag: tar.TypeReg, Name: files[i], Mode: 0o644, Size: int64(len(files[i+1]))}
-		if err := w.WriteHeader(h); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := io.WriteString(w, files[i+1]); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
-	if zip {
-		return zipped(t, out.Bytes())
-	}
-	return out.Bytes()
-}
-
-func zipped(t *testing.T, data []byte) []byte {
-	t.Helper()
-	var out bytes.Buffer
-	z := gzip.NewWriter(&out)
-	if _, err := z.Write(data); err != nil {
-		t.Fatal(err)
-	}
-	if err := z.Close(); err != nil {
-		t.Fatal(err)
-	}
-	return out.Bytes()
-}
-
 // TestCodeOfAFunction checks that the code is compressed with gzip whatever was deployed, and is a file if one file
 // was: published clients write what they decompress to the path of the entrypoint.
 func TestCodeOfAFunction(t *testing.T) {
 	f := &fakeFunctions{}
 	w := newFixture(t, withFunctions(f))
-	two := pack(t, false, "a.py", "one", "b.py", "two")
+	two := bundletest.Tar(t, "a.py", "one", "b.py", "two")
 	for name, tt := range map[string]struct{ bundle, want []byte }{
 		"text":          {[]byte("print(1)"), []byte("print(1)")},
-		"gzip of text":  {zipped(t, []byte("print(1)")), []byte("print(1)")},
-		"tar.gz of one": {pack(t, true, "handler.py", "print(1)"), []byte("print(1)")},
-		"tar of one":    {pack(t, false, "handler.py", "print(1)"), []byte("print(1)")},
-		"tar.gz of two": {zipped(t, two), two},
+		"gzip of text":  {bundletest.Gzip(t, []byte("print(1)")), []byte("print(1)")},
+		"tar.gz of one": {bundletest.Gzip(t, bundletest.Tar(t, "handler.py", "print(1)")), []byte("print(1)")},
+		"tar of one":    {bundletest.Tar(t, "handler.py", "print(1)"), []byte("print(1)")},
+		"tar.gz of two": {bundletest.Gzip(t, two), two},
 		"tar of two":    {two, two},
 		"broken gzip":   {[]byte("\x1f\x8bnonsense"), nil},
 	} {

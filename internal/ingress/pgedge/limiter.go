@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/pandastack/pandastack/internal/lib/accept"
 	"github.com/pandastack/pandastack/internal/lib/budget"
 )
 
@@ -91,7 +92,7 @@ func (l *Limiter) Pool() *budget.Pool { return l.halfOpen }
 
 // Enter counts a connection that has not authenticated. The caller closes the account when it has.
 func (l *Limiter) Enter(client netip.Addr) (*budget.Account, error) {
-	a := l.halfOpen.Open(networkOf(client))
+	a := l.halfOpen.Open(accept.Network(client))
 	if err := a.Take(1); err != nil {
 		a.Close()
 		return nil, &Error{
@@ -105,8 +106,8 @@ func (l *Limiter) Enter(client netip.Addr) (*budget.Account, error) {
 // Check returns an error while an address has to wait before its next login at an endpoint.
 func (l *Limiter) Check(client netip.Addr, endpoint string) error {
 	now := time.Now()
-	wait := max(l.failures.wait(networkOf(client), now, l.limits.FreeFailures*allEndpoints, l.limits.MaxPause),
-		l.failures.wait(networkOf(client)+" "+endpoint, now, l.limits.FreeFailures, l.limits.MaxPause))
+	wait := max(l.failures.wait(accept.Network(client), now, l.limits.FreeFailures*allEndpoints, l.limits.MaxPause),
+		l.failures.wait(accept.Network(client)+" "+endpoint, now, l.limits.FreeFailures, l.limits.MaxPause))
 	if wait <= 0 {
 		return nil
 	}
@@ -119,24 +120,13 @@ func (l *Limiter) Check(client netip.Addr, endpoint string) error {
 // Failed records a login that failed.
 func (l *Limiter) Failed(client netip.Addr, endpoint string) {
 	now := time.Now()
-	l.failures.add(networkOf(client), now)
-	l.failures.add(networkOf(client)+" "+endpoint, now)
+	l.failures.add(accept.Network(client), now)
+	l.failures.add(accept.Network(client)+" "+endpoint, now)
 }
 
 // Succeeded forgets the failures of an address at an endpoint.
 func (l *Limiter) Succeeded(client netip.Addr, endpoint string) {
-	l.failures.forget(networkOf(client) + " " + endpoint)
-}
-
-// networkOf returns the name under which an address is limited: for IPv6 the network of 64 bits, since a client has
-// all its addresses.
-func networkOf(a netip.Addr) string {
-	if a.Is6() {
-		if p, err := a.Prefix(64); err == nil {
-			return p.String()
-		}
-	}
-	return a.String()
+	l.failures.forget(accept.Network(client) + " " + endpoint)
 }
 
 const (

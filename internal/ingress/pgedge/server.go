@@ -14,6 +14,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgproto3"
 
+	"github.com/pandastack/pandastack/internal/lib/accept"
 	"github.com/pandastack/pandastack/internal/lib/budget"
 )
 
@@ -92,45 +93,16 @@ func (s *Server) certificate(hello *tls.ClientHelloInfo) (*tls.Certificate, erro
 // Then sessions get Limits.DrainTimeout to end their transactions, and the error 57P01. Serve returns when all
 // connections are closed; the error is nil if ctx ended.
 func (s *Server) Serve(ctx context.Context, listener net.Listener) error {
-	stop := context.AfterFunc(ctx, func() { _ = listener.Close() }) // ends Accept
-	defer stop()
-	serving, end := context.WithCancel(ctx)
-	defer end()
-	var connections sync.WaitGroup
-	err := s.accept(serving, listener, &connections)
-	end()
-	_ = listener.Close() // of an error that is returned, or again
-	drained, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.limiter.limits.DrainTimeout)
-	defer cancel()
-	s.Disconnect(drained, "", "the server is shutting down")
-	connections.Wait()
-	if ctx.Err() != nil {
-		return nil
+	server := accept.Server{
+		Handle: s.handle,
+		Drain: func(ctx context.Context) {
+			ctx, cancel := context.WithTimeout(ctx, s.limiter.limits.DrainTimeout)
+			defer cancel()
+			s.Disconnect(ctx, "", "the server is shutting down")
+		},
+		Log: s.cfg.Log.With("server", "databases"),
 	}
-	return err
-}
-
-// accept accepts connections and handles each in a goroutine of its own.
-func (s *Server) accept(ctx context.Context, listener net.Listener, connections *sync.WaitGroup) error {
-	for pause := time.Duration(0); ; {
-		conn, err := listener.Accept()
-		switch {
-		case err == nil:
-			pause = 0
-			connections.Go(func() { s.handle(ctx, conn) })
-		case ctx.Err() != nil:
-			return nil
-		case errors.Is(err, net.ErrClosed):
-			return err
-		default: // out of file descriptors, or a client that went away before it was accepted
-			pause = min(max(2*pause, time.Millisecond), time.Second)
-			s.cfg.Log.Warn("accept a database connection", "err", err)
-			select {
-			case <-ctx.Done():
-			case <-time.After(pause):
-			}
-		}
-	}
+	return server.Serve(ctx, listener)
 }
 
 // observe reports an event.
@@ -140,10 +112,9 @@ func (s *Server) observe(e Event) {
 	}
 }
 
-// handle serves one connection and closes it.
+// handle serves one connection.
 func (s *Server) handle(ctx context.Context, conn net.Conn) {
-	defer conn.Close()
-	s.start(ctx, &client{server: s, conn: conn, peer: addressOf(conn)}, (*client).receive)
+	s.start(ctx, &client{server: s, conn: conn, peer: accept.Address(conn.RemoteAddr().String())}, (*client).receive)
 }
 
 // ServeCleartext serves a connection that others have encrypted, such as a WebSocket, and closes it.
@@ -374,12 +345,4 @@ func (s *Server) Activity(endpoint string) Activity {
 		a.Last = time.Unix(0, last)
 	}
 	return a
-}
-
-// addressOf returns the address of a connection's client, the zero one if it is not known.
-func addressOf(conn net.Conn) netip.Addr {
-	if a, err := netip.ParseAddrPort(conn.RemoteAddr().String()); err == nil {
-		return a.Addr().Unmap().WithZone("")
-	}
-	return netip.Addr{}
 }

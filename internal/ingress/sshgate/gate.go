@@ -16,6 +16,7 @@ import (
 	"github.com/pandastack/pandastack/internal/control/audit"
 	"github.com/pandastack/pandastack/internal/control/auth"
 	"github.com/pandastack/pandastack/internal/control/sshkey"
+	"github.com/pandastack/pandastack/internal/lib/accept"
 	"github.com/pandastack/pandastack/internal/lib/budget"
 )
 
@@ -129,53 +130,18 @@ func New(cfg Config) (*Gate, error) {
 //
 // It returns when all have ended; the error is nil if ctx ended.
 func (g *Gate) Serve(ctx context.Context, listener net.Listener) error {
-	stop := context.AfterFunc(ctx, func() { _ = listener.Close() }) // ends Accept
-	defer stop()
-	serving, end := context.WithCancel(ctx)
-	var connections sync.WaitGroup
-	err := g.accept(serving, listener, &connections)
-	end()
-	_ = listener.Close() // of an error that is returned, or again
-	connections.Wait()
-	if ctx.Err() != nil {
-		return nil
-	}
-	return err
+	return accept.Server{Handle: g.handle, Log: g.cfg.Log.With("server", "ssh")}.Serve(ctx, listener)
 }
 
-// accept accepts connections and serves each in a goroutine of its own.
-func (g *Gate) accept(ctx context.Context, listener net.Listener, connections *sync.WaitGroup) error {
-	for pause := time.Duration(0); ; {
-		conn, err := listener.Accept()
-		switch {
-		case err == nil:
-			pause = 0
-			connections.Go(func() { g.handle(ctx, conn) })
-		case ctx.Err() != nil:
-			return nil
-		case errors.Is(err, net.ErrClosed):
-			return err
-		default: // out of file descriptors, or a client that went away before it was accepted
-			pause = min(max(2*pause, time.Millisecond), time.Second)
-			g.cfg.Log.Warn("accept an SSH connection", "err", err)
-			select {
-			case <-ctx.Done():
-			case <-time.After(pause):
-			}
-		}
-	}
-}
-
-// handle serves one connection and closes it.
+// handle serves one connection.
 func (g *Gate) handle(ctx context.Context, conn net.Conn) {
-	defer conn.Close()
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() }) // ends reads and writes
 	defer stop()
-	peer := addressOf(conn)
+	peer := accept.Address(conn.RemoteAddr().String())
 	if err := g.cfg.Guard.AdmitConnection(peer); err != nil {
 		return
 	}
-	half := g.cfg.HalfOpen.Open(networkOf(peer))
+	half := g.cfg.HalfOpen.Open(accept.Network(peer))
 	defer half.Close()
 	if half.Take(1) != nil {
 		return
@@ -217,23 +183,4 @@ func (g *Gate) leave(id api.SandboxID) {
 	if g.open[id]--; g.open[id] == 0 {
 		delete(g.open, id)
 	}
-}
-
-func addressOf(conn net.Conn) netip.Addr {
-	from, err := netip.ParseAddrPort(conn.RemoteAddr().String())
-	if err != nil {
-		return netip.Addr{}
-	}
-	return from.Addr().Unmap().WithZone("")
-}
-
-// networkOf returns the name under which an address is limited: for IPv6 the network of 64 bits, since a client has
-// all its addresses.
-func networkOf(a netip.Addr) string {
-	if a.Is6() {
-		if p, err := a.Prefix(64); err == nil {
-			return p.String()
-		}
-	}
-	return a.String()
 }

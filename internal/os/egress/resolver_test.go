@@ -144,7 +144,7 @@ func TestAskOverTCPWhenTruncated(t *testing.T) {
 		return a
 	})
 	if got := r.answer(testContext(t), asked("a.com.", dns.TypeA), nil); len(got.Answer) != 100 {
-		t.Errorf("got %d answers", len(got.Answer))
+		t.Errorf("got %d records, want 100", len(got.Answer))
 	}
 }
 

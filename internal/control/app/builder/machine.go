@@ -159,7 +159,7 @@ const maxRaw = 4 * buildevent.MaxOutput
 // run runs a verb and hands its events on; each gets those that are not lines. The error of a run that failed is an
 // *api.Error.
 func (m *box) run(ctx context.Context, verb string, in input, each func(buildevent.Event)) error {
-	var d buildevent.Decoder
+	d := buildevent.NewDecoder()
 	var failed *buildevent.Failure
 	var step string
 	raw, other := 0, guestexec.NewBuffer(guestexec.Limit{Bytes: 4 << 10, Keep: guestexec.Tail})

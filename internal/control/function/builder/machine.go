@@ -127,7 +127,7 @@ func (m *machine) run(ctx context.Context, req fnruntime.BuildRequest) error {
 	if err != nil {
 		return err
 	}
-	var d fnruntime.Decoder
+	d := fnruntime.NewDecoder()
 	var failed string
 	raw, lines, done := 0, 0, false
 	other := guestexec.NewBuffer(guestexec.Limit{Bytes: 4 << 10, Keep: guestexec.Tail})

@@ -129,7 +129,7 @@ func (s *Service) settle(
 		case err != nil:
 			s.refused(&row, err, now)
 		default:
-			finish(&row, out, now)
+			function.Finish(&row, out, now)
 			if row.State != store.RunSuccess {
 				s.retry(&row, now, s.backoff(row.Attempt))
 			}
@@ -242,7 +242,7 @@ func (s *Service) observe(ctx context.Context, tx *store.Tx, row *functionstore.
 		Run: *row.Dedupe, State: row.State, Attempt: int(row.Attempt), Sandbox: row.Sandbox, ExitCode: row.ExitCode,
 		Stdout: row.Stdout, Stderr: row.Stderr, Started: row.Started, Ended: row.Ended,
 	}
-	if e := view(row).Error; e != nil {
+	if e := function.View(row).Error; e != nil {
 		state.Error = e.Type + ": " + e.Message
 	}
 	return s.observer(ctx, tx, state)
@@ -262,7 +262,7 @@ func (s *Service) announce(rows []functionstore.Run) {
 		}
 		s.jobs.Notify()
 		if s.ended != nil {
-			s.ended(view(row))
+			s.ended(function.View(row))
 		}
 	}
 }

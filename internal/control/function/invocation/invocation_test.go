@@ -33,7 +33,7 @@ func TestSubmit(t *testing.T) {
 		defer s.mu.Unlock()
 		if len(s.ended) != 1 || s.ended[0].ID != run.ID || s.ended[0].Status != api.RunSuccess ||
 			string(s.ended[0].Result) != `{"n":7}` {
-			t.Errorf("told: %+v", s.ended)
+			t.Errorf("runs announced: %+v, want one that succeeded", s.ended)
 		}
 		_, err := s.Submit(f.Context(), user, "nothing", api.InvokeRequest{Async: true})
 		if api.CodeOf(err) != api.NotFound {

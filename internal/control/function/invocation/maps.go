@@ -103,7 +103,7 @@ func (s *Service) follows(
 				break
 			}
 			told[e.ID] = true
-			v, index := view(&run), int(run.Place)
+			v, index := function.View(&run), int(run.Place)
 			progress.Done++
 			if v.Status != api.RunSuccess {
 				progress.Errors++

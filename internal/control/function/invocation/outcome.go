@@ -50,7 +50,7 @@ type Outcome struct {
 
 // outcomeOf returns what the destination of a run that has ended gets.
 func outcomeOf(row *functionstore.Run) Outcome {
-	v := view(row)
+	v := function.View(row)
 	out := Outcome{
 		Run: v.ID, Function: v.FunctionID, Version: v.Version, Status: v.Status, Attempt: v.Attempt,
 		Input: json.RawMessage(row.Input), Result: v.Result, Error: v.Error, CreatedAt: v.CreatedAt,

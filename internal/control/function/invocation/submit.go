@@ -105,10 +105,10 @@ func (s *Service) Submit(
 		return api.FunctionRun{}, api.AsError(err)
 	}
 	if found != nil {
-		return view(found), nil
+		return function.View(found), nil
 	}
 	s.wake()
-	return view(&run), nil
+	return function.View(&run), nil
 }
 
 // target reads the function of a call, and picks the version.
@@ -182,7 +182,7 @@ func (s *Service) Cancel(
 	if err != nil {
 		return api.FunctionRun{}, api.AsError(err)
 	}
-	return view(&run), nil
+	return function.View(&run), nil
 }
 
 // cancel ends a run that has not ended, and returns it as it is then.

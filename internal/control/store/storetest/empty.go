@@ -19,7 +19,7 @@ var empty struct {
 // Empty returns the path of a new SQLite store without rows, in a directory that ends with the test.
 func Empty(t testing.TB) string {
 	t.Helper()
-	path := filepath.Join(t.TempDir(), "control.db")
+	path := filepath.Join(Dir(t), "control.db")
 	empty.mu.Lock()
 	defer empty.mu.Unlock()
 	if empty.data != nil {

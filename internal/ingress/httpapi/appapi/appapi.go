@@ -14,6 +14,7 @@ import (
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
 	"github.com/pandastack/pandastack/internal/control/auth"
+	"github.com/pandastack/pandastack/internal/ingress/httpapi/apiroute"
 )
 
 // Apps are the methods of the service for apps that this API uses. app is an id or a name.
@@ -140,26 +141,12 @@ type API struct {
 }
 
 // Call is one authorized request of a route.
-type Call struct {
-	W         http.ResponseWriter
-	R         *http.Request
-	Principal auth.Principal
-
-	Decode func(v any) error       // reads and checks the JSON body
-	JSON   func(status int, v any) // sends a response
-	Fail   func(http.ResponseWriter, *http.Request, *api.Error)
-	Inner  func() (*http.Request, string, error) // the request below a proxy's path, and what precedes that path
-
-	Target string // what the call made, for the audit log; "": what its path names
-	Action string // what the call did, for the audit log; "": what its route says
-}
-
-func (c *Call) ctx() context.Context { return c.R.Context() }
+type Call = apiroute.Call
 
 var appInPath = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,62}$`)
 
-// app returns the id or the name in the path. What can be neither is not found.
-func (c *Call) app() (string, error) {
+// appIn returns the id or the name in the path. What can be neither is not found.
+func appIn(c *Call) (string, error) {
 	name := c.R.PathValue("app")
 	if !appInPath.MatchString(name) {
 		return "", api.Errorf(api.NotFound, "app %.60q not found", name)
@@ -180,7 +167,7 @@ func (a API) service(c *Call) (Apps, string, error) {
 	if err != nil {
 		return nil, "", err
 	}
-	app, err := c.app()
+	app, err := appIn(c)
 	return s, app, err
 }
 
@@ -188,7 +175,7 @@ func (a API) domains(c *Call) (Domains, string, error) {
 	if a.Domains == nil {
 		return nil, "", api.Errorf(api.Unsupported, "this server has no custom domains")
 	}
-	app, err := c.app()
+	app, err := appIn(c)
 	return a.Domains, app, err
 }
 
@@ -201,11 +188,11 @@ func (a API) hooks() (Hooks, error) {
 
 // maySeeValues reports whether the caller may see the values of variables: who may run commands in machines can read
 // them there.
-func (c *Call) maySeeValues() bool { return c.Principal.Scopes.Has(api.ScopeExec) }
+func maySeeValues(c *Call) bool { return c.Principal.Scopes.Has(api.ScopeExec) }
 
 // shown returns an app as the caller may see it.
-func (c *Call) shown(app api.App) api.App {
-	if c.maySeeValues() || len(app.Env) == 0 {
+func shown(c *Call, app api.App) api.App {
+	if maySeeValues(c) || len(app.Env) == 0 {
 		return app
 	}
 	app.Env = maps.Clone(app.Env)
@@ -216,10 +203,10 @@ func (c *Call) shown(app api.App) api.App {
 }
 
 // shownEnv returns variables as the caller may see them.
-func (c *Call) shownEnv(env api.AppEnv) api.AppEnv {
+func shownEnv(c *Call, env api.AppEnv) api.AppEnv {
 	out := api.AppEnv{Env: make([]api.AppVariable, 0, len(env.Env))}
 	for _, v := range env.Env {
-		if v.Secret || !c.maySeeValues() {
+		if v.Secret || !maySeeValues(c) {
 			v.Value = api.MaskedValue
 		}
 		out.Env = append(out.Env, v)

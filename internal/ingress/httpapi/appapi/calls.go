@@ -12,9 +12,9 @@ func (a API) create(c *Call, req api.CreateAppRequest) (out api.App, err error) 
 	if err != nil {
 		return out, err
 	}
-	out, err = s.Create(c.ctx(), c.Principal, req)
+	out, err = s.Create(c.Context(), c.Principal, req)
 	c.Target = string(out.ID)
-	return c.shown(out), err
+	return shown(c, out), err
 }
 
 func (a API) list(c *Call) ([]api.App, error) {
@@ -22,13 +22,13 @@ func (a API) list(c *Call) ([]api.App, error) {
 	if err != nil {
 		return nil, err
 	}
-	all, err := s.List(c.ctx(), c.Principal)
+	all, err := s.List(c.Context(), c.Principal)
 	if err != nil {
 		return nil, err
 	}
 	out := make([]api.App, 0, len(all))
 	for _, one := range all {
-		out = append(out, c.shown(one))
+		out = append(out, shown(c, one))
 	}
 	return out, nil
 }
@@ -38,8 +38,8 @@ func (a API) get(c *Call) (out api.App, err error) {
 	if err != nil {
 		return out, err
 	}
-	out, err = s.Get(c.ctx(), c.Principal, app)
-	return c.shown(out), err
+	out, err = s.Get(c.Context(), c.Principal, app)
+	return shown(c, out), err
 }
 
 func (a API) update(c *Call, req api.UpdateAppRequest) (out api.App, err error) {
@@ -47,8 +47,8 @@ func (a API) update(c *Call, req api.UpdateAppRequest) (out api.App, err error) 
 	if err != nil {
 		return out, err
 	}
-	out, err = s.Update(c.ctx(), c.Principal, app, req)
-	return c.shown(out), err
+	out, err = s.Update(c.Context(), c.Principal, app, req)
+	return shown(c, out), err
 }
 
 func (a API) remove(c *Call) error {
@@ -56,7 +56,7 @@ func (a API) remove(c *Call) error {
 	if err != nil {
 		return err
 	}
-	return s.Delete(c.ctx(), c.Principal, app)
+	return s.Delete(c.Context(), c.Principal, app)
 }
 
 func (a API) stats(c *Call) (out api.AppStats, err error) {
@@ -64,7 +64,7 @@ func (a API) stats(c *Call) (out api.AppStats, err error) {
 	if err != nil {
 		return out, err
 	}
-	return s.Stats(c.ctx(), c.Principal, app)
+	return s.Stats(c.Context(), c.Principal, app)
 }
 
 // found returns the app in the path, which the caller may use.
@@ -73,7 +73,7 @@ func (a API) found(c *Call) (out api.App, err error) {
 	if err != nil {
 		return out, err
 	}
-	return s.Get(c.ctx(), c.Principal, app)
+	return s.Get(c.Context(), c.Principal, app)
 }
 
 func (a API) upload(c *Call) (out api.AppUpload, err error) {
@@ -84,7 +84,7 @@ func (a API) upload(c *Call) (out api.AppUpload, err error) {
 	if err != nil {
 		return out, err
 	}
-	return a.Uploads.Upload(c.ctx(), c.Principal, app, c.R.Body)
+	return a.Uploads.Upload(c.Context(), c.Principal, app, c.R.Body)
 }
 
 func (a API) deploy(c *Call, req api.DeployRequest) (out api.Deployment, err error) {
@@ -92,7 +92,7 @@ func (a API) deploy(c *Call, req api.DeployRequest) (out api.Deployment, err err
 	if err != nil {
 		return out, err
 	}
-	out, err = s.Deploy(c.ctx(), c.Principal, app, req)
+	out, err = s.Deploy(c.Context(), c.Principal, app, req)
 	c.Target = string(out.ID)
 	return out, err
 }
@@ -102,7 +102,7 @@ func (a API) deployments(c *Call) ([]api.Deployment, error) {
 	if err != nil {
 		return nil, err
 	}
-	all, err := s.Deployments(c.ctx(), c.Principal, app)
+	all, err := s.Deployments(c.Context(), c.Principal, app)
 	if all == nil {
 		all = []api.Deployment{}
 	}
@@ -122,7 +122,7 @@ func (a API) deployment(c *Call) (out api.Deployment, err error) {
 	if err != nil {
 		return out, err
 	}
-	return s.Deployment(c.ctx(), c.Principal, app, id)
+	return s.Deployment(c.Context(), c.Principal, app, id)
 }
 
 func (a API) cancel(c *Call) (out api.Deployment, err error) {
@@ -130,7 +130,7 @@ func (a API) cancel(c *Call) (out api.Deployment, err error) {
 	if err != nil {
 		return out, err
 	}
-	return s.CancelDeployment(c.ctx(), c.Principal, app, id)
+	return s.CancelDeployment(c.Context(), c.Principal, app, id)
 }
 
 func (a API) rollback(c *Call, req api.RollbackRequest) (out api.Deployment, err error) {
@@ -138,7 +138,7 @@ func (a API) rollback(c *Call, req api.RollbackRequest) (out api.Deployment, err
 	if err != nil {
 		return out, err
 	}
-	return s.Rollback(c.ctx(), c.Principal, app, req)
+	return s.Rollback(c.Context(), c.Principal, app, req)
 }
 
 func (a API) run(c *Call) error {
@@ -150,12 +150,12 @@ func (a API) run(c *Call) error {
 	if err != nil {
 		return err
 	}
-	g, command, end, err := s.RunCommand(c.ctx(), c.Principal, app, req)
+	g, command, end, err := s.RunCommand(c.Context(), c.Principal, app, req)
 	if err != nil {
 		return err
 	}
 	defer end()
-	return execstream.ToSSE(c.ctx(), g, command, func() *execstream.SSE { return execstream.NewSSE(c.W) })
+	return execstream.ToSSE(c.Context(), g, command, func() *execstream.SSE { return execstream.NewSSE(c.W) })
 }
 
 func (a API) proxy(c *Call) error {
@@ -180,7 +180,7 @@ func (a API) listDomains(c *Call) (out api.AppDomains, err error) {
 	if err != nil {
 		return out, err
 	}
-	out, err = s.Domains(c.ctx(), c.Principal, app)
+	out, err = s.Domains(c.Context(), c.Principal, app)
 	if out.Domains == nil {
 		out.Domains = []api.AppDomain{}
 	}
@@ -192,7 +192,7 @@ func (a API) addDomain(c *Call, req api.AddDomainRequest) (out api.AppDomain, er
 	if err != nil {
 		return out, err
 	}
-	out, err = s.AddDomain(c.ctx(), c.Principal, app, req)
+	out, err = s.AddDomain(c.Context(), c.Principal, app, req)
 	c.Target = out.Domain
 	return out, err
 }
@@ -214,7 +214,7 @@ func (a API) domain(c *Call) (out api.AppDomain, err error) {
 	if err != nil {
 		return out, err
 	}
-	return s.Domain(c.ctx(), c.Principal, app, domain)
+	return s.Domain(c.Context(), c.Principal, app, domain)
 }
 
 func (a API) deleteDomain(c *Call) error {
@@ -223,5 +223,5 @@ func (a API) deleteDomain(c *Call) error {
 		return err
 	}
 	c.Target = domain
-	return s.DeleteDomain(c.ctx(), c.Principal, app, domain)
+	return s.DeleteDomain(c.Context(), c.Principal, app, domain)
 }

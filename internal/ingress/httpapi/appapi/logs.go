@@ -43,7 +43,7 @@ func (l *lines) end(c *Call, err error) {
 	switch {
 	case err == nil:
 		_ = l.out.Raw("done", "end") // the client may have disconnected
-	case !errors.Is(err, errGone) && c.ctx().Err() == nil:
+	case !errors.Is(err, errGone) && c.Context().Err() == nil:
 		_ = l.out.Event("error", api.AsError(err)) // the client may have disconnected
 	}
 }
@@ -87,7 +87,7 @@ func wantsJSON(q url.Values) (bool, error) {
 }
 
 // after returns the number of the last line that the client has.
-func (c *Call) after() (int64, error) {
+func after(c *Call) (int64, error) {
 	name, text := "after", c.R.URL.Query().Get("after")
 	if last := c.R.Header.Get("Last-Event-ID"); last != "" {
 		name, text = "Last-Event-ID", last
@@ -108,7 +108,7 @@ func (a API) deployLogs(c *Call) error {
 	if err != nil {
 		return err
 	}
-	after, err := c.after()
+	after, err := after(c)
 	if err != nil {
 		return err
 	}
@@ -118,13 +118,13 @@ func (a API) deployLogs(c *Call) error {
 		return err
 	}
 	// Access to the deployment is checked before the stream begins, so that a refusal is an HTTP error.
-	if _, err := s.Deployment(c.ctx(), c.Principal, app, id); err != nil {
+	if _, err := s.Deployment(c.Context(), c.Principal, app, id); err != nil {
 		return err
 	}
 	l := &lines{out: execstream.NewSSE(c.W), asJSON: asJSON}
 	defer l.out.Close()
 	follow := q.Get("follow") != "0"
-	l.end(c, s.BuildLog(c.ctx(), c.Principal, app, id, after, follow, func(one api.AppLogLine) error {
+	l.end(c, s.BuildLog(c.Context(), c.Principal, app, id, after, follow, func(one api.AppLogLine) error {
 		return l.send(strconv.FormatInt(one.Seq, 10), one.Line, one)
 	}))
 	return nil
@@ -141,20 +141,20 @@ func (a API) runtimeLogs(c *Call) error {
 		return err
 	}
 	follow := q.Get("follow") == "1" || q.Get("follow") == "true"
-	if _, err := s.Get(c.ctx(), c.Principal, app); err != nil {
+	if _, err := s.Get(c.Context(), c.Principal, app); err != nil {
 		return err
 	}
 	if !follow && !asJSON && !strings.Contains(c.R.Header.Get("Accept"), sse) {
 		c.W.Header().Set("Content-Type", "text/plain; charset=utf-8")
 		c.W.Header().Set("Cache-Control", "no-store")
-		return s.RuntimeLog(c.ctx(), c.Principal, app, false, func(one api.AppOutput) error {
+		return s.RuntimeLog(c.Context(), c.Principal, app, false, func(one api.AppOutput) error {
 			_, err := c.W.Write([]byte(one.Line + "\n"))
 			return err
 		})
 	}
 	l := &lines{out: execstream.NewSSE(c.W), asJSON: asJSON}
 	defer l.out.Close()
-	l.end(c, s.RuntimeLog(c.ctx(), c.Principal, app, follow, func(one api.AppOutput) error {
+	l.end(c, s.RuntimeLog(c.Context(), c.Principal, app, follow, func(one api.AppOutput) error {
 		return l.send("", one.Line, one)
 	}))
 	return nil

@@ -11,8 +11,8 @@ func (a API) env(c *Call) (out api.AppEnv, err error) {
 	if err != nil {
 		return out, err
 	}
-	out, err = s.Env(c.ctx(), c.Principal, app)
-	return c.shownEnv(out), err
+	out, err = s.Env(c.Context(), c.Principal, app)
+	return shownEnv(c, out), err
 }
 
 func (a API) setVariable(c *Call, req api.SetVariableRequest) (out api.SetVariableResponse, err error) {
@@ -24,7 +24,7 @@ func (a API) setVariable(c *Call, req api.SetVariableRequest) (out api.SetVariab
 	if err := api.ValidateAppVariable(key, req.Value); err != nil {
 		return out, err
 	}
-	return s.SetVariable(c.ctx(), c.Principal, app, key, req)
+	return s.SetVariable(c.Context(), c.Principal, app, key, req)
 }
 
 func (a API) deleteVariable(c *Call) error {
@@ -37,7 +37,7 @@ func (a API) deleteVariable(c *Call) error {
 		return api.Errorf(api.Invalid, "scope: %.60q is not a scope: use all, production or preview", string(scope)).
 			With("field", "scope")
 	}
-	return s.DeleteVariable(c.ctx(), c.Principal, app, c.R.PathValue("key"), scope)
+	return s.DeleteVariable(c.Context(), c.Principal, app, c.R.PathValue("key"), scope)
 }
 
 func (a API) importEnv(c *Call, req api.ImportEnvRequest) (out api.ImportEnvResponse, err error) {
@@ -45,7 +45,7 @@ func (a API) importEnv(c *Call, req api.ImportEnvRequest) (out api.ImportEnvResp
 	if err != nil {
 		return out, err
 	}
-	return s.ImportEnv(c.ctx(), c.Principal, app, req)
+	return s.ImportEnv(c.Context(), c.Principal, app, req)
 }
 
 func (a API) webhook(c *Call) (out api.AppWebhook, err error) {
@@ -53,11 +53,11 @@ func (a API) webhook(c *Call) (out api.AppWebhook, err error) {
 	if err != nil {
 		return out, err
 	}
-	app, err := c.app()
+	app, err := appIn(c)
 	if err != nil {
 		return out, err
 	}
-	return s.Webhook(c.ctx(), c.Principal, app)
+	return s.Webhook(c.Context(), c.Principal, app)
 }
 
 func (a API) previewRepos(c *Call) (out api.PreviewRepos, err error) {
@@ -65,7 +65,7 @@ func (a API) previewRepos(c *Call) (out api.PreviewRepos, err error) {
 	if err != nil {
 		return out, err
 	}
-	out, err = s.PreviewRepos(c.ctx(), c.Principal)
+	out, err = s.PreviewRepos(c.Context(), c.Principal)
 	if out.Repos == nil {
 		out.Repos = []api.PreviewRepo{}
 	}
@@ -79,7 +79,7 @@ func (a API) enablePreviewRepo(c *Call, req api.PreviewRepo) (out api.PreviewRep
 	}
 	req.Enabled = true
 	c.Target = strconv.FormatInt(req.GitHubRepoID, 10)
-	return s.EnablePreviewRepo(c.ctx(), c.Principal, req)
+	return s.EnablePreviewRepo(c.Context(), c.Principal, req)
 }
 
 // repo returns the service for previews and the number of the repository in the path.
@@ -102,7 +102,7 @@ func (a API) disablePreviewRepo(c *Call) error {
 	if err != nil {
 		return err
 	}
-	return s.DisablePreviewRepo(c.ctx(), c.Principal, repo)
+	return s.DisablePreviewRepo(c.Context(), c.Principal, repo)
 }
 
 func (a API) previewEnv(c *Call) (out api.AppEnv, err error) {
@@ -110,8 +110,8 @@ func (a API) previewEnv(c *Call) (out api.AppEnv, err error) {
 	if err != nil {
 		return out, err
 	}
-	out, err = s.PreviewEnv(c.ctx(), c.Principal, repo)
-	return c.shownEnv(out), err
+	out, err = s.PreviewEnv(c.Context(), c.Principal, repo)
+	return shownEnv(c, out), err
 }
 
 func (a API) setPreviewVariable(c *Call, req api.SetVariableRequest) (out api.SetVariableResponse, err error) {
@@ -123,7 +123,7 @@ func (a API) setPreviewVariable(c *Call, req api.SetVariableRequest) (out api.Se
 	if err := api.ValidateAppVariable(key, req.Value); err != nil {
 		return out, err
 	}
-	return s.SetPreviewVariable(c.ctx(), c.Principal, repo, key, req)
+	return s.SetPreviewVariable(c.Context(), c.Principal, repo, key, req)
 }
 
 func (a API) deletePreviewVariable(c *Call) error {
@@ -131,7 +131,7 @@ func (a API) deletePreviewVariable(c *Call) error {
 	if err != nil {
 		return err
 	}
-	return s.DeletePreviewVariable(c.ctx(), c.Principal, repo, c.R.PathValue("key"))
+	return s.DeletePreviewVariable(c.Context(), c.Principal, repo, c.R.PathValue("key"))
 }
 
 func (a API) importPreviewEnv(c *Call, req api.ImportEnvRequest) (out api.ImportEnvResponse, err error) {
@@ -139,5 +139,5 @@ func (a API) importPreviewEnv(c *Call, req api.ImportEnvRequest) (out api.Import
 	if err != nil {
 		return out, err
 	}
-	return s.ImportPreviewEnv(c.ctx(), c.Principal, repo, req)
+	return s.ImportPreviewEnv(c.Context(), c.Principal, repo, req)
 }

@@ -31,15 +31,15 @@ func (a API) deploy(c *Call) (out api.Function, err error) {
 		return out, api.Errorf(api.Invalid, "wait: %.60q is neither 0 nor 1", wait).With("field", "wait")
 	}
 	// The function is looked up before a large body is read.
-	if _, err := s.Get(c.ctx(), c.Principal, fn); err != nil {
+	if _, err := s.Get(c.Context(), c.Principal, fn); err != nil {
 		return out, err
 	}
 	bundle, entrypoint, err := readForm(c)
 	if err != nil {
 		return out, err
 	}
-	out, err = s.Deploy(c.ctx(), c.Principal, fn, bytes.NewReader(bundle), entrypoint, wait != "0")
-	return c.shown(out), err
+	out, err = s.Deploy(c.Context(), c.Principal, fn, bytes.NewReader(bundle), entrypoint, wait != "0")
+	return shown(c, out), err
 }
 
 // readForm reads the form of a deployment: the file bundle and, before or after it, the field entrypoint.
@@ -139,7 +139,7 @@ const maxSingle = 4 << 20
 // sendCode sends the code of a version, compressed with gzip: the text of the file if there is one file alone, which is
 // what clients write to disk, and otherwise an archive.
 func sendCode(c *Call, s Functions, fn string, version int64) error {
-	bundle, size, err := s.Code(c.ctx(), c.Principal, fn, version)
+	bundle, size, err := s.Code(c.Context(), c.Principal, fn, version)
 	if err != nil {
 		return err
 	}

@@ -11,9 +11,9 @@ func (a API) create(c *Call, req api.CreateFunctionRequest) (out api.Function, e
 	if err != nil {
 		return out, err
 	}
-	out, err = s.Create(c.ctx(), c.Principal, req)
+	out, err = s.Create(c.Context(), c.Principal, req)
 	c.Target = string(out.ID)
-	return c.shown(out), err
+	return shown(c, out), err
 }
 
 func (a API) list(c *Call) ([]api.Function, error) {
@@ -21,13 +21,13 @@ func (a API) list(c *Call) ([]api.Function, error) {
 	if err != nil {
 		return nil, err
 	}
-	all, err := s.List(c.ctx(), c.Principal)
+	all, err := s.List(c.Context(), c.Principal)
 	if err != nil {
 		return nil, err
 	}
 	out := make([]api.Function, 0, len(all))
 	for _, one := range all {
-		one = c.shown(one)
+		one = shown(c, one)
 		one.Secret = ""
 		out = append(out, one)
 	}
@@ -39,8 +39,8 @@ func (a API) get(c *Call) (out api.Function, err error) {
 	if err != nil {
 		return out, err
 	}
-	out, err = s.Get(c.ctx(), c.Principal, fn)
-	return c.shown(out), err
+	out, err = s.Get(c.Context(), c.Principal, fn)
+	return shown(c, out), err
 }
 
 func (a API) update(c *Call, req api.UpdateFunctionRequest) (out api.Function, err error) {
@@ -48,8 +48,8 @@ func (a API) update(c *Call, req api.UpdateFunctionRequest) (out api.Function, e
 	if err != nil {
 		return out, err
 	}
-	out, err = s.Update(c.ctx(), c.Principal, fn, req)
-	return c.shown(out), err
+	out, err = s.Update(c.Context(), c.Principal, fn, req)
+	return shown(c, out), err
 }
 
 func (a API) remove(c *Call) error {
@@ -57,7 +57,7 @@ func (a API) remove(c *Call) error {
 	if err != nil {
 		return err
 	}
-	return s.Delete(c.ctx(), c.Principal, fn)
+	return s.Delete(c.Context(), c.Principal, fn)
 }
 
 func (a API) metrics(c *Call) (out api.FunctionMetrics, err error) {
@@ -66,11 +66,11 @@ func (a API) metrics(c *Call) (out api.FunctionMetrics, err error) {
 		return out, err
 	}
 	const month = 30 * 24
-	hours, err := c.number("period", 1, month, 24)
+	hours, err := number(c, "period", 1, month, 24)
 	if err != nil {
 		return out, err
 	}
-	return s.Metrics(c.ctx(), c.Principal, fn, int(hours))
+	return s.Metrics(c.Context(), c.Principal, fn, int(hours))
 }
 
 func (a API) rollback(c *Call, req api.FunctionRollbackRequest) (out api.Function, err error) {
@@ -78,8 +78,8 @@ func (a API) rollback(c *Call, req api.FunctionRollbackRequest) (out api.Functio
 	if err != nil {
 		return out, err
 	}
-	out, err = s.Rollback(c.ctx(), c.Principal, fn, req.Version)
-	return c.shown(out), err
+	out, err = s.Rollback(c.Context(), c.Principal, fn, req.Version)
+	return shown(c, out), err
 }
 
 func (a API) versions(c *Call) ([]api.FunctionVersion, error) {
@@ -87,14 +87,14 @@ func (a API) versions(c *Call) ([]api.FunctionVersion, error) {
 	if err != nil {
 		return nil, err
 	}
-	all, err := s.Versions(c.ctx(), c.Principal, fn)
+	all, err := s.Versions(c.Context(), c.Principal, fn)
 	return some(all), err
 }
 
 // onVersion returns the service, the function and the version in the path.
 func (a API) onVersion(c *Call) (s Functions, fn string, n int64, err error) {
 	if s, fn, err = a.on(c); err == nil {
-		n, err = c.version()
+		n, err = versionIn(c)
 	}
 	return s, fn, n, err
 }
@@ -104,7 +104,7 @@ func (a API) version(c *Call) (out api.FunctionVersion, err error) {
 	if err != nil {
 		return out, err
 	}
-	all, err := s.Versions(c.ctx(), c.Principal, fn)
+	all, err := s.Versions(c.Context(), c.Principal, fn)
 	if err != nil {
 		return out, err
 	}
@@ -121,7 +121,7 @@ func (a API) deleteVersion(c *Call) error {
 	if err != nil {
 		return err
 	}
-	return s.DeleteVersion(c.ctx(), c.Principal, fn, n)
+	return s.DeleteVersion(c.Context(), c.Principal, fn, n)
 }
 
 func (a API) buildLog(c *Call) error {
@@ -129,7 +129,7 @@ func (a API) buildLog(c *Call) error {
 	if err != nil {
 		return err
 	}
-	lines, err := s.BuildLog(c.ctx(), c.Principal, fn, n)
+	lines, err := s.BuildLog(c.Context(), c.Principal, fn, n)
 	if err != nil {
 		return err
 	}
@@ -148,7 +148,7 @@ func (a API) aliases(c *Call) ([]api.FunctionAlias, error) {
 	if err != nil {
 		return nil, err
 	}
-	all, err := s.Aliases(c.ctx(), c.Principal, fn)
+	all, err := s.Aliases(c.Context(), c.Principal, fn)
 	return some(all), err
 }
 
@@ -169,7 +169,7 @@ func (a API) setAlias(c *Call, req api.SetAliasRequest) (out api.FunctionAlias, 
 	if err != nil {
 		return out, err
 	}
-	return s.SetAlias(c.ctx(), c.Principal, fn, name, req)
+	return s.SetAlias(c.Context(), c.Principal, fn, name, req)
 }
 
 func (a API) deleteAlias(c *Call) error {
@@ -177,7 +177,7 @@ func (a API) deleteAlias(c *Call) error {
 	if err != nil {
 		return err
 	}
-	return s.DeleteAlias(c.ctx(), c.Principal, fn, name)
+	return s.DeleteAlias(c.Context(), c.Principal, fn, name)
 }
 
 // httpInvoke sends a request to a function. The edge authorizes it, as the function's settings say.

@@ -15,7 +15,7 @@ import (
 
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/control/auth"
-	"github.com/pandastack/pandastack/internal/ingress/httpapi/execstream"
+	"github.com/pandastack/pandastack/internal/ingress/httpapi/apiroute"
 )
 
 // Functions are the methods of the service for functions that this API uses. fn is an id or a name.
@@ -116,25 +116,10 @@ type API struct {
 }
 
 // Call is one authorized request of a route.
-type Call struct {
-	W         http.ResponseWriter
-	R         *http.Request
-	Principal auth.Principal
+type Call = apiroute.Call
 
-	Decode func(v any) error       // reads and checks the JSON body
-	JSON   func(status int, v any) // sends a response
-	Fail   func(http.ResponseWriter, *http.Request, *api.Error)
-	Inner  func() (*http.Request, string, error) // the request below a proxy's path, and what precedes that path
-	Memory *execstream.Memory                    // pays for what the call buffers
-
-	Target string // what the call made, for the audit log; "": what its path names
-	Action string // what the call did, for the audit log; "": what its route says
-}
-
-func (c *Call) ctx() context.Context { return c.R.Context() }
-
-// function returns the id or the name in the path. What can be neither is not found.
-func (c *Call) function() (string, error) {
+// functionIn returns the id or the name in the path. What can be neither is not found.
+func functionIn(c *Call) (string, error) {
 	name := c.R.PathValue("function")
 	if !api.ValidFunctionName(name) {
 		return "", api.Errorf(api.NotFound, "function %.60q not found", name)
@@ -155,7 +140,7 @@ func (a API) on(c *Call) (Functions, string, error) {
 	if err != nil {
 		return nil, "", err
 	}
-	fn, err := c.function()
+	fn, err := functionIn(c)
 	return s, fn, err
 }
 
@@ -166,8 +151,8 @@ func (a API) jobs() (Jobs, error) {
 	return a.Jobs, nil
 }
 
-// version returns the number of a version in the path.
-func (c *Call) version() (int64, error) {
+// versionIn returns the number of a version in the path.
+func versionIn(c *Call) (int64, error) {
 	text := c.R.PathValue("version")
 	n, err := strconv.ParseInt(text, 10, 64)
 	if err != nil || n < 1 {
@@ -177,7 +162,7 @@ func (c *Call) version() (int64, error) {
 }
 
 // number returns a whole number of the query, or fallback if there is none.
-func (c *Call) number(name string, low, high, fallback int64) (int64, error) {
+func number(c *Call, name string, low, high, fallback int64) (int64, error) {
 	text := c.R.URL.Query().Get(name)
 	if text == "" {
 		return fallback, nil
@@ -192,7 +177,7 @@ func (c *Call) number(name string, low, high, fallback int64) (int64, error) {
 
 // shown returns a function as the caller may see it. Values of variables are masked by the service; the secret is for
 // callers that may run commands.
-func (c *Call) shown(fn api.Function) api.Function {
+func shown(c *Call, fn api.Function) api.Function {
 	if !c.Principal.Scopes.Has(api.ScopeExec) {
 		fn.Secret = ""
 	}

@@ -21,7 +21,7 @@ func (a API) createQueue(c *Call, req api.CreateQueueRequest) (out api.Queue, er
 		return out, err
 	}
 	c.Target = req.Name
-	return s.CreateQueue(c.ctx(), c.Principal, req)
+	return s.CreateQueue(c.Context(), c.Principal, req)
 }
 
 func (a API) queues(c *Call) ([]api.Queue, error) {
@@ -29,7 +29,7 @@ func (a API) queues(c *Call) ([]api.Queue, error) {
 	if err != nil {
 		return nil, err
 	}
-	all, err := s.Queues(c.ctx(), c.Principal)
+	all, err := s.Queues(c.Context(), c.Principal)
 	return some(all), err
 }
 
@@ -38,7 +38,7 @@ func (a API) queue(c *Call) (out api.Queue, err error) {
 	if err != nil {
 		return out, err
 	}
-	return s.Queue(c.ctx(), c.Principal, name)
+	return s.Queue(c.Context(), c.Principal, name)
 }
 
 func (a API) updateQueue(c *Call, req api.UpdateQueueRequest) (out api.Queue, err error) {
@@ -46,7 +46,7 @@ func (a API) updateQueue(c *Call, req api.UpdateQueueRequest) (out api.Queue, er
 	if err != nil {
 		return out, err
 	}
-	return s.UpdateQueue(c.ctx(), c.Principal, name, req)
+	return s.UpdateQueue(c.Context(), c.Principal, name, req)
 }
 
 func (a API) deleteQueue(c *Call) error {
@@ -54,7 +54,7 @@ func (a API) deleteQueue(c *Call) error {
 	if err != nil {
 		return err
 	}
-	return s.DeleteQueue(c.ctx(), c.Principal, name)
+	return s.DeleteQueue(c.Context(), c.Principal, name)
 }
 
 func (a API) send(c *Call, req api.SendRequest) (out api.SendResponse, err error) {
@@ -63,7 +63,7 @@ func (a API) send(c *Call, req api.SendRequest) (out api.SendResponse, err error
 	if err != nil {
 		return out, err
 	}
-	out, err = s.Send(c.ctx(), c.Principal, name, req)
+	out, err = s.Send(c.Context(), c.Principal, name, req)
 	out.IDs = some(out.IDs)
 	return out, err
 }
@@ -74,7 +74,7 @@ func (a API) receive(c *Call, req api.ReceiveRequest) (out api.ReceiveResponse, 
 	if err != nil {
 		return out, err
 	}
-	out, err = s.Receive(c.ctx(), c.Principal, name, req)
+	out, err = s.Receive(c.Context(), c.Principal, name, req)
 	out.Messages = some(out.Messages)
 	return out, err
 }
@@ -85,7 +85,7 @@ func (a API) ack(c *Call, req api.AckRequest) error {
 	if err != nil {
 		return err
 	}
-	return s.Ack(c.ctx(), c.Principal, name, req)
+	return s.Ack(c.Context(), c.Principal, name, req)
 }
 
 func (a API) extend(c *Call, req api.ExtendRequest) error {
@@ -94,5 +94,5 @@ func (a API) extend(c *Call, req api.ExtendRequest) error {
 	if err != nil {
 		return err
 	}
-	return s.Extend(c.ctx(), c.Principal, name, req)
+	return s.Extend(c.Context(), c.Principal, name, req)
 }

@@ -52,13 +52,13 @@ func (a API) invoke(c *Call, req api.InvokeRequest) (out api.FunctionRun, err er
 		req.Trace = trace
 	}
 	if !req.Async {
-		return s.Invoke(c.ctx(), c.Principal, fn, req)
+		return s.Invoke(c.Context(), c.Principal, fn, req)
 	}
 	jobs, err := a.jobs()
 	if err != nil {
 		return out, err
 	}
-	return jobs.Submit(c.ctx(), c.Principal, fn, req)
+	return jobs.Submit(c.Context(), c.Principal, fn, req)
 }
 
 func (a API) record(c *Call, req api.RecordRunRequest) (out api.FunctionRun, err error) {
@@ -66,7 +66,7 @@ func (a API) record(c *Call, req api.RecordRunRequest) (out api.FunctionRun, err
 	if err != nil {
 		return out, err
 	}
-	return s.RecordRun(c.ctx(), c.Principal, fn, req)
+	return s.RecordRun(c.Context(), c.Principal, fn, req)
 }
 
 func (a API) runs(c *Call) ([]api.FunctionRun, error) {
@@ -82,10 +82,10 @@ func (a API) runs(c *Call) ([]api.FunctionRun, error) {
 		return nil, api.Errorf(api.Invalid, "status: %.60q is not a status of a run: use queued, running, success, "+
 			"error, timeout or canceled", string(f.Status)).With("field", "status")
 	}
-	if f.Version, err = c.number("version", 1, 1<<53, 0); err != nil {
+	if f.Version, err = number(c, "version", 1, 1<<53, 0); err != nil {
 		return nil, err
 	}
-	limit, err := c.number("limit", 1, 1000, 100)
+	limit, err := number(c, "limit", 1, 1000, 100)
 	if err != nil {
 		return nil, err
 	}
@@ -95,7 +95,7 @@ func (a API) runs(c *Call) ([]api.FunctionRun, error) {
 			return nil, err
 		}
 	}
-	all, err := s.Runs(c.ctx(), c.Principal, fn, f)
+	all, err := s.Runs(c.Context(), c.Principal, fn, f)
 	return some(all), err
 }
 
@@ -108,7 +108,7 @@ func (a API) run(c *Call) (out api.FunctionRun, err error) {
 	if err != nil {
 		return out, err
 	}
-	return s.GetRun(c.ctx(), c.Principal, fn, id)
+	return s.GetRun(c.Context(), c.Principal, fn, id)
 }
 
 func (a API) cancel(c *Call) (out api.FunctionRun, err error) {
@@ -116,7 +116,7 @@ func (a API) cancel(c *Call) (out api.FunctionRun, err error) {
 	if err != nil {
 		return out, err
 	}
-	fn, err := c.function()
+	fn, err := functionIn(c)
 	if err != nil {
 		return out, err
 	}
@@ -124,7 +124,7 @@ func (a API) cancel(c *Call) (out api.FunctionRun, err error) {
 	if err != nil {
 		return out, err
 	}
-	return s.Cancel(c.ctx(), c.Principal, fn, id)
+	return s.Cancel(c.Context(), c.Principal, fn, id)
 }
 
 // logs sends the last runs, and with follow those that end from now on.
@@ -133,12 +133,12 @@ func (a API) logs(c *Call) error {
 	if err != nil {
 		return err
 	}
-	last, err := c.number("limit", 0, 1000, 20)
+	last, err := number(c, "limit", 0, 1000, 20)
 	if err != nil {
 		return err
 	}
 	// Access to the function is checked before the stream begins, so that a refusal is an HTTP error.
-	if _, err := s.Get(c.ctx(), c.Principal, fn); err != nil {
+	if _, err := s.Get(c.Context(), c.Principal, fn); err != nil {
 		return err
 	}
 	follow := c.R.URL.Query().Get("follow")
@@ -151,7 +151,7 @@ func (a API) logs(c *Call) error {
 		return nil
 	}
 	if follow == "1" || follow == "true" {
-		err = s.FollowRuns(c.ctx(), c.Principal, fn, int(last), send)
+		err = s.FollowRuns(c.Context(), c.Principal, fn, int(last), send)
 	} else if last > 0 {
 		err = lastRuns(c, s, fn, int(last), send)
 	}
@@ -161,7 +161,7 @@ func (a API) logs(c *Call) error {
 
 // lastRuns yields the last runs, oldest first.
 func lastRuns(c *Call, s Functions, fn string, last int, yield func(api.FunctionRun) error) error {
-	all, err := s.Runs(c.ctx(), c.Principal, fn, api.RunFilter{Limit: last})
+	all, err := s.Runs(c.Context(), c.Principal, fn, api.RunFilter{Limit: last})
 	if err != nil {
 		return err
 	}
@@ -178,7 +178,7 @@ func end(c *Call, out *execstream.SSE, err error) {
 	switch {
 	case err == nil:
 		_ = out.Raw("done", "end") // the client may have disconnected
-	case !errors.Is(err, errGone) && c.ctx().Err() == nil:
+	case !errors.Is(err, errGone) && c.Context().Err() == nil:
 		_ = out.Event("error", api.AsError(err)) // the client may have disconnected
 	}
 }
@@ -193,16 +193,16 @@ func (a API) mapInputs(c *Call) error {
 	if err != nil {
 		return err
 	}
-	fn, err := c.function()
+	fn, err := functionIn(c)
 	if err != nil {
 		return err
 	}
 	c.Action = "map"
 	out := &progress{c: c}
 	defer out.close()
-	err = jobs.Map(c.ctx(), c.Principal, fn, req, out.send)
+	err = jobs.Map(c.Context(), c.Principal, fn, req, out.send)
 	switch {
-	case err == nil || errors.Is(err, errGone) || c.ctx().Err() != nil:
+	case err == nil || errors.Is(err, errGone) || c.Context().Err() != nil:
 		return nil
 	case !out.begun:
 		return err
