@@ -30,16 +30,19 @@ func (s *Service) Run(ctx context.Context) error {
 	defer workers.Wait()
 	tick := time.NewTicker(s.cfg.Interval)
 	defer tick.Stop()
-	for n := 0; ; n++ {
-		if err := s.look(ctx, &workers, n%sweepEvery == 0); err != nil && ctx.Err() == nil {
+	sweep, ticks := true, 0
+	for {
+		if err := s.look(ctx, &workers, sweep); err != nil && ctx.Err() == nil {
 			s.log.Warn("the apps cannot be read; it is tried again", "err", err)
 		}
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-tick.C:
+			ticks++
+			sweep = ticks%sweepEvery == 0
 		case <-s.poked:
-			n-- // only time makes a sweep due
+			sweep = false // only time makes one due
 		}
 	}
 }
@@ -68,7 +71,7 @@ func (s *Service) look(ctx context.Context, workers *sync.WaitGroup, sweep bool)
 		mine := slices.DeleteFunc(slices.Clone(replicas), func(r store.Replica) bool { return r.App != row.ID })
 		if slices.ContainsFunc(pending, func(d store.Deployment) bool { return d.App == row.ID }) &&
 			row.State == store.AppActive {
-			workers.Go(func() { report("a deployment could not be continued", row.ID, s.deployNext(ctx, row.ID)) })
+			workers.Go(func() { report("a deployment could not be continued", row.ID, s.deployNext(ctx, row)) })
 		}
 		if sweep || s.hasWork(row, mine) {
 			workers.Go(func() {
@@ -110,7 +113,7 @@ func (s *Service) Reconcile(ctx context.Context) error {
 	apps, err := s.db.Read().Apps(ctx, store.AppQuery{})
 	for i := range apps {
 		id := apps[i].ID
-		err = errors.Join(err, s.deployNext(ctx, id), s.tend(ctx, id, true), s.drain(ctx, id))
+		err = errors.Join(err, s.deployNext(ctx, &apps[i]), s.tend(ctx, id, true), s.drain(ctx, id))
 	}
 	return err
 }

@@ -43,6 +43,21 @@ type fixture struct {
 	dropped   []api.DeploymentID // whose files were removed
 	db        *store.DB
 	boxes     *sandbox.Service
+	listing   func() // called before the service lists its machines; nil: nothing
+}
+
+// listed are sandboxes whose lists take a while.
+type listed struct {
+	*sandbox.Service
+	w *fixture
+}
+
+func (l listed) List(ctx context.Context, p auth.Principal, f api.SandboxFilter) (sandbox.Page, error) {
+	if call := l.w.listing; call != nil {
+		l.w.listing = nil
+		call()
+	}
+	return l.Service.List(ctx, p, f)
 }
 
 // builder builds an app in a machine: it writes the reference of the source into the page of the app.
@@ -227,7 +242,7 @@ func (w *fixture) start() {
 		Log: log})
 	w.must(err)
 	w.db = db
-	w.Service, err = app.New(w.cfg, app.Deps{Store: db, Sandboxes: w.boxes, Volumes: noVolumes{},
+	w.Service, err = app.New(w.cfg, app.Deps{Store: db, Sandboxes: listed{w.boxes, w}, Volumes: noVolumes{},
 		Databases: w.databases, Templates: templates, Builder: w.builder, Quotas: limits, Log: log,
 		DropFiles: func(_ context.Context, id api.DeploymentID) error {
 			w.dropped = append(w.dropped, id)

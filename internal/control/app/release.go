@@ -54,12 +54,25 @@ type work struct {
 }
 
 // deployNext does the deployments of an app that have not ended, unless this process does so already.
-func (s *Service) deployNext(ctx context.Context, app string) error {
-	ctx, release, ok := s.locks.TryAcquire(ctx, deployLock(app))
+func (s *Service) deployNext(ctx context.Context, app *store.App) error {
+	l := s.of(app)
+	l.asked.Store(true)
+	ctx, release, ok := s.locks.TryAcquire(ctx, deployLock(app.ID))
 	if !ok {
 		return nil
 	}
-	defer release()
+	l.asked.Store(false)
+	defer func() {
+		release()
+		if l.asked.Swap(false) { // perhaps for a deployment that came after the last look
+			s.poke()
+		}
+	}()
+	return s.deployAll(ctx, app.ID)
+}
+
+// deployAll does the deployments of an app that have not ended. The lock of the deployments is held.
+func (s *Service) deployAll(ctx context.Context, app string) error {
 	if err := s.slots.Acquire(ctx, 1); err != nil {
 		return context.Cause(ctx)
 	}
@@ -102,7 +115,10 @@ func (s *Service) deploy(ctx context.Context, row *store.App, d *store.Deploymen
 	if w.made, err = decode(d); err != nil {
 		return err
 	}
-	if err := s.beginDeploy(ctx, w); err != nil {
+	switch err := s.beginDeploy(ctx, w); {
+	case errors.Is(err, store.ErrNotFound):
+		return nil // it was superseded or canceled, or the app is being deleted
+	case err != nil:
 		return err
 	}
 	if w.env, err = s.environmentOf(ctx, row, &w.made); err == nil {

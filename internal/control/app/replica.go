@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/pandastack/pandastack/api"
@@ -18,7 +19,8 @@ import (
 
 // live is what this process knows of an app.
 type live struct {
-	as auth.Principal // never changes
+	as    auth.Principal // never changes
+	asked atomic.Bool    // deployments were asked for while the lock of the deployments was held
 
 	mu       sync.Mutex
 	making   map[string]bool             // replicas that an operation of this process is making

@@ -12,15 +12,16 @@ import (
 // sweep removes machines and snapshots of an app that no row names, and deployments that are no longer kept. The lock
 // is held.
 func (s *Service) sweep(ctx context.Context, row *store.App) error {
+	page, err := s.boxes.List(ctx, as(row), api.SandboxFilter{})
+	if err != nil {
+		return err
+	}
+	// Read after the list: a deployment under way writes the row of a replica before it makes the machine.
 	replicas, err := s.db.Read().Replicas(ctx, row.ID)
 	if err != nil {
 		return err
 	}
 	unbuilt, err := s.db.Read().Deployments(ctx, store.DeploymentQuery{App: row.ID, States: unended})
-	if err != nil {
-		return err
-	}
-	page, err := s.boxes.List(ctx, as(row), api.SandboxFilter{})
 	if err != nil {
 		return err
 	}

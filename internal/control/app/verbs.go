@@ -45,6 +45,7 @@ func (s *Service) Rollback(
 	if err != nil {
 		return api.Deployment{}, api.AsError(err)
 	}
+	defer s.poke() // for deployments that came meanwhile
 	defer release()
 	if row, err = s.find(ctx, p, row.ID); err != nil {
 		return api.Deployment{}, api.AsError(err)
