@@ -5,6 +5,7 @@ import (
 	"net/http"
 
 	"github.com/pandastack/pandastack/internal/control/app"
+	"github.com/pandastack/pandastack/internal/control/app/appenv"
 	"github.com/pandastack/pandastack/internal/control/app/github"
 	"github.com/pandastack/pandastack/internal/control/app/hook"
 	"github.com/pandastack/pandastack/internal/control/app/repo"
@@ -32,7 +33,7 @@ func (n *node) appSources(db *store.DB, service *app.Service, repos *repo.Servic
 	}
 	service.Watch(s.reporter.Observe)
 	s.hooks, err = hook.New(n.apiURL, hook.Deps{
-		Store: db, Apps: service, Dotenv: app.ParseDotenv, Closed: s.reporter.Closed,
+		Store: db, Apps: service, Dotenv: appenv.ParseDotenv, Closed: s.reporter.Closed,
 	})
 	return s, err
 }

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/crypto/ssh"
 
 	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/internal/control/app/appenv"
 	"github.com/pandastack/pandastack/internal/control/app/appspec"
 	"github.com/pandastack/pandastack/internal/control/app/program"
 	"github.com/pandastack/pandastack/internal/control/auth"
@@ -244,7 +245,7 @@ func (s *Service) Update(
 			return nameTaken(row.Name)
 		}
 		if req.Env != nil {
-			if err := replaceVariables(ctx, tx, row.ID, variables(row.ID, *req.Env, p.KeyPrefix)); err != nil {
+			if err := appenv.Replace(ctx, tx, row.ID, variables(row.ID, *req.Env, p.KeyPrefix)); err != nil {
 				return err
 			}
 		}
@@ -302,7 +303,7 @@ func (s *Service) view(ctx context.Context, row *store.App) (api.App, error) {
 	}
 	for _, v := range vars {
 		if v.Scope == string(api.EnvAll) {
-			out.Env[v.Name] = shown(&v)
+			out.Env[v.Name] = appenv.Shown(&v)
 		}
 	}
 	return out, s.showStatus(ctx, row, set.Scale, &out)

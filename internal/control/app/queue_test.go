@@ -41,7 +41,7 @@ func TestSweepSparesDeployment(t *testing.T) {
 					<-reached
 					return
 				}
-				w.until("capture", func() bool { // it does not become live meanwhile: the sweep holds the lock of the app
+				w.until("capture", func() bool { // it is not live meanwhile: the sweep holds the lock
 					d, err := w.db.Read().Deployment(t.Context(), string(two.ID))
 					return err == nil && d.Ready != ""
 				})
@@ -87,8 +87,8 @@ func TestSupersededAtStart(t *testing.T) {
 	}
 }
 
-// TestDeployBesideRollback deploys while a rollback holds the deployments, and the look at all apps finds them held: the
-// deployment begins when the rollback has ended.
+// TestDeployBesideRollback deploys while a rollback holds the deployments, and the look at all apps finds them held:
+// the deployment begins when the rollback has ended.
 func TestDeployBesideRollback(t *testing.T) {
 	w := newFixture(t)
 	a := w.made()

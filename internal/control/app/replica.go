@@ -10,7 +10,6 @@ import (
 
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
-	"github.com/pandastack/pandastack/internal/contract/guestexec"
 	"github.com/pandastack/pandastack/internal/control/app/applog"
 	"github.com/pandastack/pandastack/internal/control/app/program"
 	"github.com/pandastack/pandastack/internal/control/auth"
@@ -442,7 +441,7 @@ func (s *Service) follow(ctx context.Context, row *store.App, r store.Replica) e
 		}
 	}()
 	if !known {
-		from = guestexec.FromNow
+		from = program.FromNow
 	}
 	if err := s.openOutput(ctx, row, l); err != nil {
 		return err

@@ -15,6 +15,7 @@ import (
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
+	"github.com/pandastack/pandastack/internal/control/app/appenv"
 	"github.com/pandastack/pandastack/internal/control/app/applog"
 	"github.com/pandastack/pandastack/internal/control/app/appspec"
 	"github.com/pandastack/pandastack/internal/control/auth"
@@ -127,6 +128,8 @@ type Deps struct {
 
 // Service implements every verb on apps. Make it with New.
 type Service struct {
+	*appenv.Variables
+
 	cfg      Config
 	deps     Deps
 	db       *store.DB
@@ -158,12 +161,14 @@ func New(cfg Config, deps Deps) (*Service, error) {
 		return nil, errors.New("app: Suffix is empty: set the domain of the apps")
 	}
 	cfg = cfg.withDefaults()
-	return &Service{
+	s := &Service{
 		cfg: cfg, deps: deps, db: deps.Store, boxes: deps.Sandboxes, quotas: deps.Quotas, log: deps.Log,
 		logs: applog.New(deps.Store), instance: strings.ToLower(rand.Text()), began: time.Now(),
 		slots: semaphore.NewWeighted(int64(cfg.Concurrency)), poked: make(chan struct{}, 1),
 		routing: newRoutes(), live: map[api.AppID]*live{},
-	}, nil
+	}
+	s.Variables = appenv.New(deps.Store, s.find)
+	return s, nil
 }
 
 // SetEdge sets the edge that serves requests, before Run. Without one, apps have no requests.

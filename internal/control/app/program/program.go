@@ -54,6 +54,9 @@ func Start(ctx context.Context, g guestapi.ProcessManager, s Spec) error {
 	return p.Close()
 }
 
+// FromNow makes Lines begin with what is printed next.
+var FromNow = guestexec.FromNow
+
 // Lines calls line with what a process prints, line by line, until it exits. From is advanced.
 func Lines(
 	ctx context.Context,
