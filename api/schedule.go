@@ -45,11 +45,12 @@ func ParseScheduleID(s string) (ScheduleID, error) {
 
 // ScheduleTarget says what a schedule does: it calls a function, runs a command or sends a request.
 //
-// One of FunctionID, SandboxID, Template and URL is set. Commands run in a sandbox.
+// One of FunctionID, AppID, SandboxID, Template and URL is set. Commands run in a sandbox, or in a machine of an app.
 type ScheduleTarget struct {
 	FunctionID FunctionID      `json:"function_id,omitempty" doc:"Function to invoke; its own time limit applies."`
 	Input      json.RawMessage `json:"input,omitempty" doc:"Event of the function; the schedule's moment if absent."`
 
+	AppID     AppID             `json:"app_id,omitempty" doc:"App whose new machine runs command."`
 	SandboxID SandboxID         `json:"sandbox_id,omitempty" doc:"Sandbox to run command in; it is woken."`
 	Template  string            `json:"template,omitempty" doc:"Template of a new sandbox for each run."`
 	Command   string            `json:"command,omitempty" doc:"Shell command."`
@@ -221,7 +222,9 @@ func validateScheduleName(name string) error {
 // count returns how many targets are set.
 func (t *ScheduleTarget) count() int {
 	n := 0
-	for _, set := range []bool{t.FunctionID != "", t.SandboxID != "", t.Template != "", t.URL != ""} {
+	for _, set := range []bool{
+		t.FunctionID != "", t.AppID != "", t.SandboxID != "", t.Template != "", t.URL != "",
+	} {
 		if set {
 			n++
 		}
@@ -232,11 +235,13 @@ func (t *ScheduleTarget) count() int {
 func (t *ScheduleTarget) validate() error {
 	switch {
 	case t.count() != 1:
-		return invalid("target", "set exactly one of function_id, sandbox_id, template and url")
+		return invalid("target", "set exactly one of function_id, app_id, sandbox_id, template and url")
 	case t.FunctionID != "":
 		return t.validateFunction()
 	case len(t.Input) > 0:
 		return invalid("target.input", "is for functions: leave it out without function_id")
+	case t.AppID != "" && !t.AppID.Valid():
+		return invalid("target.app_id", "%s is not the id of an app", quote(string(t.AppID)))
 	case t.SandboxID != "" && !t.SandboxID.Valid():
 		return invalid("target.sandbox_id", "%s is not the id of a sandbox", quote(string(t.SandboxID)))
 	case t.Template != "" && !validTemplateRef(t.Template):
@@ -286,7 +291,7 @@ func (t *ScheduleTarget) validateRequest() error {
 	case u.User != nil:
 		return invalid("target.url", "has a user: send credentials in target.headers")
 	case t.Command != "" || len(t.Env) > 0:
-		return invalid("target.command", "is for sandboxes: leave it out with url")
+		return invalid("target.command", "is for sandboxes and apps: leave it out with url")
 	case len(t.Body) > MaxScheduleBody:
 		return invalid("target.body", "has %d bytes: use at most %d", len(t.Body), MaxScheduleBody)
 	}

@@ -92,13 +92,6 @@ func (n *node) control(
 	if err != nil {
 		return nil, nil, "", err
 	}
-	schedules, err := n.schedules(schedule.Deps{
-		Store: db, Jobs: jobs, Sandboxes: boxes, Templates: templates, Quotas: quotas, Log: n.Log,
-		Functions: called.jobs,
-	})
-	if err != nil {
-		return nil, nil, "", err
-	}
 	dbs, err := n.databases(ctx, database.Deps{
 		Store: db, Sandboxes: boxes, Volumes: volumes, Templates: templates, Quotas: quotas, Log: n.Log,
 	}, boxes, log, secret)
@@ -106,6 +99,13 @@ func (n *node) control(
 		return nil, nil, "", err
 	}
 	served, err := n.apps(ctx, appDeps{db, boxes, volumes, dbs.service, templates, builds, quotas, n.Log})
+	if err != nil {
+		return nil, nil, "", err
+	}
+	schedules, err := n.schedules(schedule.Deps{
+		Store: db, Jobs: jobs, Sandboxes: boxes, Templates: templates, Quotas: quotas, Log: n.Log,
+		Functions: called.jobs, Apps: served.service,
+	})
 	if err != nil {
 		return nil, nil, "", err
 	}

@@ -57,17 +57,18 @@ func find(ctx context.Context, s *client.Schedules, name string) (api.ScheduleID
 
 // settings are the flags that say what a schedule is.
 type settings struct {
-	cron, sandbox, template, url, method, body string
-	command                                    []string
-	env, headers                               []string
-	timeout, deadline, jitter                  time.Duration
-	zone, catchup, overlap                     string
-	maxCatchup, attempts                       int
+	cron, app, sandbox, template, url, method, body string
+	command                                         []string
+	env, headers                                    []string
+	timeout, deadline, jitter                       time.Duration
+	zone, catchup, overlap                          string
+	maxCatchup, attempts                            int
 }
 
 func (s *settings) flags(c *cobra.Command) {
 	flags := c.Flags()
 	flags.StringVar(&s.cron, "cron", "", "cron expression, @daily and its like, or @every 90s")
+	flags.StringVar(&s.app, "app", "", "app, by name or id, in a new machine of which the command runs")
 	flags.StringVar(&s.sandbox, "sandbox", "", "sandbox to run the command in; it is woken")
 	flags.StringVar(&s.template, "template", "", "template of a new sandbox for each run")
 	flags.StringVar(&s.url, "url", "", "URL to send a signed request to, in place of a command")
@@ -134,6 +135,7 @@ func create(f *cmdutil.Factory) *cobra.Command {
 		Args:  cobra.MinimumNArgs(1),
 		Example: "  pandastack schedule create report --cron '0 9 * * 1-5' --timezone Europe/Berlin \\\n" +
 			"    --template base -- python3 -c 'print(42)'\n" +
+			"  pandastack schedule create nightly --cron @daily --app shop -- python manage.py clearsessions\n" +
 			"  pandastack schedule create ping --cron '@every 10m' --url https://example.com/hook",
 	}
 	s.flags(c)
@@ -147,6 +149,13 @@ func create(f *cmdutil.Factory) *cobra.Command {
 		cl, err := f.Dial()
 		if err != nil {
 			return err
+		}
+		if s.app != "" {
+			app, err := cl.Apps.Get(c.Context(), s.app)
+			if err != nil {
+				return err
+			}
+			target.AppID = app.ID
 		}
 		out, err := cl.Schedules.Create(c.Context(), api.CreateScheduleRequest{
 			Name: args[0], Cron: s.cron, Target: target, Options: s.options(), Paused: paused,
@@ -207,6 +216,8 @@ func does(t api.ScheduleTarget) string {
 			method = "POST"
 		}
 		return method + " " + t.URL
+	case t.AppID != "":
+		return "in a machine of " + string(t.AppID) + ": " + t.Command
 	case t.Template != "":
 		return "in a new sandbox of " + t.Template + ": " + t.Command
 	}

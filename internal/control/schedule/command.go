@@ -84,6 +84,29 @@ func (s *Service) inSandbox(
 	return s.command(ctx, p, box, run, target, limit)
 }
 
+// inApp runs a command in a machine of the live deployment of an app, with the variables of the app below those of the
+// target. The machine ends with the command, or by itself if this process is killed.
+func (s *Service) inApp(
+	ctx context.Context,
+	p auth.Principal,
+	run *store.ScheduleRun,
+	target api.ScheduleTarget,
+	limit time.Duration,
+) outcome {
+	if s.apps == nil {
+		return failed(api.Errorf(api.Unsupported, "this server has no apps"))
+	}
+	g, command, end, err := s.apps.RunCommand(ctx, p, string(target.AppID), api.AppRunRequest{
+		Command: target.Command, TimeoutSeconds: int(limit / time.Second),
+	})
+	if err != nil {
+		return failed(err)
+	}
+	defer end()
+	spec := guestapi.ProcessSpec{Env: command.Env, User: command.User, Dir: command.Cwd}
+	return execute(ctx, g, spec, run, target, limit)
+}
+
 // command runs the command of a target in a sandbox, which it wakes.
 func (s *Service) command(
 	ctx context.Context,
@@ -97,17 +120,28 @@ func (s *Service) command(
 	if err != nil {
 		return failed(err)
 	}
+	return execute(ctx, g, guestapi.ProcessSpec{User: box.User, Dir: box.Workdir}, run, target, limit)
+}
+
+// execute runs the command of a target in a guest, as a user, in a directory and with variables of spec.
+func execute(
+	ctx context.Context,
+	g guestapi.Guest,
+	spec guestapi.ProcessSpec,
+	run *store.ScheduleRun,
+	target api.ScheduleTarget,
+	limit time.Duration,
+) outcome {
 	env := map[string]string{}
+	maps.Copy(env, spec.Env)
 	maps.Copy(env, target.Env)
 	for name, value := range facts(run, run.Attempt) {
 		env["PANDASTACK_"+name] = value
 	}
+	spec.Shell, spec.Env, spec.Timeout = target.Command, env, limit
 	keep := guestexec.Limit{Bytes: api.MaxRunOutput, Keep: guestexec.Tail}
 	res, err := guestexec.Run(ctx, g, guestexec.Command{
-		Spec: guestapi.ProcessSpec{
-			Shell: target.Command, Env: env, User: box.User, Dir: box.Workdir, Timeout: limit,
-		},
-		Overtime: overtime, StartTimeout: startTimeout,
+		Spec: spec, Overtime: overtime, StartTimeout: startTimeout,
 	}, guestexec.Limits{Stdout: keep, Stderr: keep})
 	out := outcome{stdout: string(res.Stdout.Data), stderr: string(res.Stderr.Data)}
 	switch {

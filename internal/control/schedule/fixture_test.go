@@ -39,6 +39,7 @@ type fixture struct {
 	boxes *boxes
 
 	functions *functions // nil: processes have none
+	apps      *apps      // nil: processes have none
 	schedules int        // quota; 20 if 0
 }
 
@@ -94,6 +95,9 @@ func (f *fixture) start(db *store.DB) process {
 			f.Fatal(err)
 		}
 		deps.Functions, loops = invocations, append(loops, invocations.Run)
+	}
+	if f.apps != nil {
+		deps.Apps = f.apps
 	}
 	s, err := schedule.New(schedule.Config{}, deps)
 	if err != nil {

@@ -98,6 +98,11 @@ func (s *Service) checkTarget(ctx context.Context, p auth.Principal, t api.Sched
 	case t.FunctionID != "":
 		field = "target.function_id"
 		err = s.functions.Check(ctx, p, t.FunctionID)
+	case t.AppID != "" && s.apps == nil:
+		return api.Errorf(api.Unsupported, "target.app_id: this server has no apps").With("field", "target.app_id")
+	case t.AppID != "":
+		field = "target.app_id"
+		_, err = s.apps.Get(ctx, p, string(t.AppID))
 	case t.SandboxID != "":
 		_, err = s.boxes.Get(ctx, p, t.SandboxID)
 	case t.Template != "":

@@ -128,6 +128,8 @@ func (s *Service) attempt(
 		return s.requests.send(ctx, target, row.Secret, facts(run, run.Attempt), limit), nil
 	case target.Template != "":
 		return s.inNewSandbox(ctx, row, run, target, limit)
+	case target.AppID != "":
+		return s.inApp(ctx, as(row), run, target, limit), nil
 	}
 	return s.inSandbox(ctx, as(row), run, target, limit), nil
 }

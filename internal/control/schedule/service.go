@@ -43,12 +43,24 @@ type Sandboxes interface {
 	Delete(ctx context.Context, p auth.Principal, id api.SandboxID) error
 }
 
+// Apps are the methods of *app.Service that runs of commands need.
+type Apps interface {
+	Get(ctx context.Context, p auth.Principal, app string) (api.App, error)
+	// RunCommand makes a machine of the live deployment, and returns the command with where it runs. End removes it.
+	RunCommand(
+		ctx context.Context,
+		p auth.Principal,
+		app string,
+		req api.AppRunRequest,
+	) (g guestapi.Guest, command api.ExecRequest, end func(), err error)
+}
+
 // Templates finds templates by the names that users call them.
 type Templates interface {
 	Resolve(ctx context.Context, p auth.Principal, name string) (api.Template, error)
 }
 
-// Deps are the components that a Service works with; all but Functions are required.
+// Deps are the components that a Service works with; all but Functions and Apps are required.
 type Deps struct {
 	Store     *store.DB
 	Jobs      *job.Queue // runs the runs; New registers their worker
@@ -56,6 +68,7 @@ type Deps struct {
 	Templates Templates
 	Quotas    *quota.Quotas
 	Functions Functions // nil: functions cannot be targets; New observes its runs
+	Apps      Apps      // nil: apps cannot be targets
 	Log       *slog.Logger
 }
 
@@ -67,6 +80,7 @@ type Service struct {
 	templates Templates
 	quotas    *quota.Quotas
 	functions Functions // nil: there are none
+	apps      Apps      // nil: there are none
 	requests  *sender
 	log       *slog.Logger
 	poked     chan struct{}
@@ -80,7 +94,8 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	}
 	s := &Service{
 		db: deps.Store, jobs: deps.Jobs, boxes: deps.Sandboxes, templates: deps.Templates, quotas: deps.Quotas,
-		functions: deps.Functions, requests: newSender(cfg.Networks), log: deps.Log, poked: make(chan struct{}, 1),
+		functions: deps.Functions, apps: deps.Apps,
+		requests: newSender(cfg.Networks), log: deps.Log, poked: make(chan struct{}, 1),
 	}
 	deps.Jobs.Register(job.Worker{
 		Kind: jobKind, Run: s.run, Changed: s.jobChanged,
