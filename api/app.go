@@ -58,6 +58,15 @@ const (
 	AppStopped    AppStatus = "stopped"    // it takes no requests: scale.max is 0
 )
 
+// AppTransition is what the replicas of an app are about to do.
+type AppTransition string
+
+// The transitions of an app.
+const (
+	AppSleeping AppTransition = "sleeping" // its replicas are being hibernated; a request ends that
+	AppWaking   AppTransition = "waking"   // its replicas are being woken
+)
+
 // DeploymentStatus is the state of a deployment.
 type DeploymentStatus string
 
@@ -103,6 +112,7 @@ type App struct {
 	Workspace          Workspace         `json:"workspace"`
 	Name               string            `json:"name" doc:"The first label of its host name."`
 	Status             AppStatus         `json:"status" enum:"created,building,running,hibernated,error,stopped"`
+	Transition         AppTransition     `json:"transition,omitempty" enum:"sleeping,waking" doc:"Absent: none."`
 	Error              string            `json:"error,omitempty" doc:"Why its replicas do not run."`
 	GitURL             string            `json:"git_url"`
 	GitBranch          string            `json:"git_branch"`

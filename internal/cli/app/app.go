@@ -2,6 +2,7 @@
 package app
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -212,7 +213,7 @@ func list(f *cmdutil.Factory) *cobra.Command {
 	head := []string{"NAME", "STATUS", "AGE", "URL"}
 	return cmdutil.ListCommand(f, "List apps", get, head, func(a api.App) []string {
 		return []string{
-			a.Name, string(a.Status), cmdutil.Age(a.CreatedAt, time.Now()), a.URL,
+			a.Name, state(&a), cmdutil.Age(a.CreatedAt, time.Now()), a.URL,
 		}
 	})
 }
@@ -227,6 +228,9 @@ func show(f *cmdutil.Factory) *cobra.Command {
 		return f.Print(app, func(w io.Writer) error { return cmdutil.Facts(w, facts(app)) })
 	})
 }
+
+// state returns what an app does.
+func state(a *api.App) string { return cmp.Or(string(a.Transition), string(a.Status)) }
 
 func facts(a api.App) []cmdutil.Fact {
 	sleeps := "never"
@@ -244,7 +248,7 @@ func facts(a api.App) []cmdutil.Fact {
 	return []cmdutil.Fact{
 		{"name", a.Name},
 		{"id", string(a.ID)},
-		{"status", string(a.Status)},
+		{"status", state(&a)},
 		{"error", a.Error},
 		{"url", a.URL},
 		{"git", strings.TrimSpace(source)},

@@ -197,7 +197,7 @@ func (s *Service) settle(ctx context.Context, row *store.App) error {
 			err = s.removeReplica(ctx, row, r)
 		case store.ReplicaDeleting:
 			err = s.removeReplica(ctx, row, r)
-		case store.ReplicaReady, store.ReplicaAsleep:
+		case store.ReplicaReady, store.ReplicaSleeping, store.ReplicaAsleep:
 			err = s.settleReplica(ctx, row, r)
 		}
 		if err != nil {
@@ -231,9 +231,9 @@ func (s *Service) settleReplica(ctx context.Context, row *store.App, r *store.Re
 		return s.replace(ctx, row, r, "its machine has ended")
 	case gone:
 		return s.removeReplica(ctx, row, r)
-	case r.State == store.ReplicaReady && box.Status == api.Hibernated:
+	case r.State != store.ReplicaAsleep && box.Status == api.Hibernated:
 		return s.setReplica(ctx, row, r, store.ReplicaAsleep)
-	case r.State == store.ReplicaAsleep && box.Status == api.Running:
+	case r.State != store.ReplicaReady && box.Status == api.Running:
 		return s.setReplica(ctx, row, r, store.ReplicaReady)
 	}
 	return nil

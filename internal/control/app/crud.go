@@ -322,7 +322,7 @@ func (s *Service) showStatus(ctx context.Context, row *store.App, scale api.AppS
 	if last.Unix() > 0 {
 		out.LastRequestAt = &last
 	}
-	running := 0
+	running, sleeping := 0, 0
 	for _, r := range replicas {
 		if r.Deployment != row.Deployment || r.Sandbox == "" {
 			continue
@@ -334,6 +334,9 @@ func (s *Service) showStatus(ctx context.Context, row *store.App, scale api.AppS
 			out.SandboxID = api.SandboxID(r.Sandbox)
 		case store.ReplicaStarting:
 			running++
+		case store.ReplicaSleeping:
+			sleeping++
+			out.SandboxID = cmp.Or(out.SandboxID, api.SandboxID(r.Sandbox))
 		case store.ReplicaAsleep:
 			out.SandboxID = cmp.Or(out.SandboxID, api.SandboxID(r.Sandbox))
 		}
@@ -354,10 +357,15 @@ func (s *Service) showStatus(ctx context.Context, row *store.App, scale api.AppS
 		out.Status = api.AppStopped
 	case !made.hasProgram() || running > 0:
 		out.Status = api.AppRunning
+	case sleeping > 0:
+		out.Status, out.Transition = api.AppRunning, api.AppSleeping
 	case row.Error != "":
 		out.Status = api.AppError
 	default:
 		out.Status = api.AppHibernated
+		if s.of(row).isWanted() {
+			out.Transition = api.AppWaking
+		}
 	}
 	return nil
 }

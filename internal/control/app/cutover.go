@@ -98,7 +98,8 @@ func cutOverReplicas(ctx context.Context, tx *store.Tx, row *store.App, ready *s
 		switch {
 		case ready != nil && r.ID == ready.ID:
 			r.State = store.ReplicaReady
-		case r.Deployment != row.Deployment && (was == store.ReplicaReady || was == store.ReplicaAsleep):
+		case r.Deployment != row.Deployment &&
+			(was == store.ReplicaReady || was == store.ReplicaSleeping || was == store.ReplicaAsleep):
 			r.State = store.ReplicaDraining
 		default:
 			continue

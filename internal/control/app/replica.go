@@ -32,7 +32,9 @@ type live struct {
 	began    time.Time                   // of the live deployment
 	sleeps   int64
 	restarts int64
-	output   *applog.Log // of its programs; nil: none is followed
+	wakers   int                     // calls of Wake
+	stay     context.CancelCauseFunc // ends an attempt to let the replicas sleep; nil: there is none
+	output   *applog.Log             // of its programs; nil: none is followed
 }
 
 // of returns what is known of an app.
@@ -116,10 +118,40 @@ func (s *Service) backoff(l *live) time.Duration {
 	return time.Until(l.crashed.Add(min(wait, s.cfg.MaxBackoff)))
 }
 
-// Wake returns when at least want replicas of the live deployment take requests.
+// errWanted ends the attempt to let an app sleep for which a request has come.
+var errWanted = errors.New("the app is to stay awake")
+
+// want records that an app is to be awake until done is called. Replicas that are about to sleep continue.
+func (l *live) want() (done func()) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.wakers++
+	if l.stay != nil {
+		l.stay(errWanted)
+	}
+	return func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.wakers--
+	}
+}
+
+func (l *live) isWanted() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.wakers > 0
+}
+
+// Wake returns when at least want replicas of the live deployment take requests. Replicas that are about to sleep
+// continue instead.
 //
 // More than the scale of the app allows are not made.
 func (s *Service) Wake(ctx context.Context, app api.AppID, want int) error {
+	l, err := s.known(ctx, app)
+	if err != nil {
+		return err
+	}
+	defer l.want()()
 	ctx, release, err := s.locks.Acquire(ctx, string(app))
 	if err != nil {
 		return err
@@ -182,7 +214,7 @@ func (s *Service) wake(ctx context.Context, row *store.App, want int) error {
 		}
 	}
 	for i := range all {
-		if r := &all[i]; ready < want && r.State == store.ReplicaAsleep {
+		if r := &all[i]; ready < want && (r.State == store.ReplicaAsleep || r.State == store.ReplicaSleeping) {
 			if err := s.wakeReplica(ctx, row, &made, r); err != nil {
 				s.log.Warn("a replica could not be woken; another is made", "app", row.Name, "err", err)
 				if err := s.removeReplica(ctx, row, r); err != nil {
@@ -338,12 +370,17 @@ func ended(err error) bool {
 
 // sleep lets replicas of an app sleep, unless requests come meanwhile. The lock is held.
 func (s *Service) sleep(ctx context.Context, row *store.App, all []store.Replica) error {
+	l := s.of(row)
+	sleeping, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	l.setStay(cancel)
+	defer l.setStay(nil)
 	for i := range all {
-		if err := s.setReplica(ctx, row, &all[i], store.ReplicaAsleep); err != nil {
+		if err := s.setReplica(ctx, row, &all[i], store.ReplicaSleeping); err != nil {
 			return err
 		}
 	}
-	if s.requests().InFlight(api.AppID(row.ID)) > 0 { // it came before the edge saw that they sleep
+	if l.isWanted() || s.requests().InFlight(api.AppID(row.ID)) > 0 { // it came before the edge saw that they sleep
 		for i := range all {
 			if err := s.setReplica(ctx, row, &all[i], store.ReplicaReady); err != nil {
 				return err
@@ -352,15 +389,28 @@ func (s *Service) sleep(ctx context.Context, row *store.App, all []store.Replica
 		return nil
 	}
 	for i := range all {
-		if _, err := s.boxes.Hibernate(ctx, as(row), api.SandboxID(all[i].Sandbox)); err != nil {
+		_, err := s.boxes.Hibernate(sleeping, as(row), api.SandboxID(all[i].Sandbox))
+		if errors.Is(context.Cause(sleeping), errWanted) { // some may sleep, the others run
+			return s.settle(ctx, row)
+		}
+		if err != nil {
+			return err
+		}
+		if err := s.setReplica(ctx, row, &all[i], store.ReplicaAsleep); err != nil {
 			return err
 		}
 	}
-	l := s.of(row)
 	l.mu.Lock()
 	l.sleeps++
 	l.mu.Unlock()
 	return nil
+}
+
+// setStay sets what stayAwake calls.
+func (l *live) setStay(f context.CancelCauseFunc) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.stay = f
 }
 
 // crashed removes a replica whose program or machine has ended. Another one takes its place after a while.

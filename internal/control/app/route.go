@@ -11,7 +11,6 @@ import (
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
 	"github.com/pandastack/pandastack/internal/control/app/appspec"
-	"github.com/pandastack/pandastack/internal/control/auth"
 	"github.com/pandastack/pandastack/internal/control/store"
 )
 
@@ -185,27 +184,27 @@ func (s *Service) Open(
 	app api.AppID,
 	sandbox api.SandboxID,
 ) (guestapi.Guest, api.Sandbox, error) {
-	p, err := s.principal(ctx, app)
+	l, err := s.known(ctx, app)
 	if err != nil {
 		return nil, api.Sandbox{}, err
 	}
-	return s.boxes.GuestAndSandbox(ctx, p, sandbox)
+	return s.boxes.GuestAndSandbox(ctx, l.as, sandbox)
 }
 
-// principal returns the principal that uses what belongs to an app. It is read once: an app keeps its workspace.
-func (s *Service) principal(ctx context.Context, app api.AppID) (auth.Principal, error) {
+// known returns what is known of an app. Its row is read once: an app keeps its workspace.
+func (s *Service) known(ctx context.Context, app api.AppID) (*live, error) {
 	s.mu.Lock()
 	l := s.live[app]
 	s.mu.Unlock()
 	if l != nil {
-		return l.as, nil
+		return l, nil
 	}
 	row, err := s.db.Read().App(ctx, string(app))
 	if errors.Is(err, store.ErrNotFound) {
-		return auth.Principal{}, notFound(string(app))
+		return nil, notFound(string(app))
 	}
 	if err != nil {
-		return auth.Principal{}, api.AsError(err)
+		return nil, api.AsError(err)
 	}
-	return s.of(&row).as, nil
+	return s.of(&row), nil
 }

@@ -136,7 +136,8 @@ func (s *Service) shrink(
 // retire lets replicas take no further requests. Drain removes them.
 func (s *Service) retire(ctx context.Context, row *store.App, all []store.Replica) error {
 	for i := range all {
-		if state := all[i].State; state == store.ReplicaReady || state == store.ReplicaAsleep {
+		switch all[i].State {
+		case store.ReplicaReady, store.ReplicaSleeping, store.ReplicaAsleep:
 			if err := s.setReplica(ctx, row, &all[i], store.ReplicaDraining); err != nil {
 				return err
 			}

@@ -74,7 +74,7 @@ func TestRequestKeepsAwake(t *testing.T) {
 	came := false
 	w.edge.asked = func() { // it comes once the replica is marked
 		rows, err := w.db.Read().Replicas(t.Context(), string(a.ID))
-		if err == nil && len(rows) == 1 && rows[0].State == store.ReplicaAsleep {
+		if err == nil && len(rows) == 1 && rows[0].State == store.ReplicaSleeping {
 			w.edge.inFlight, came = 1, true
 		}
 	}

@@ -86,6 +86,7 @@ type Route struct {
 // The states of replicas, for the edge.
 const (
 	ReplicaReady    = store.ReplicaReady    // it takes requests
+	ReplicaSleeping = store.ReplicaSleeping // it is being put to sleep; Wake makes it ready
 	ReplicaAsleep   = store.ReplicaAsleep   // Wake makes it ready
 	ReplicaStarting = store.ReplicaStarting // it will be ready
 	ReplicaDraining = store.ReplicaDraining // it takes no further requests

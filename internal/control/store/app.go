@@ -14,6 +14,7 @@ const (
 
 	ReplicaStarting = "starting"
 	ReplicaReady    = "ready"
+	ReplicaSleeping = "sleeping" // it is being put to sleep
 	ReplicaAsleep   = "asleep"
 	ReplicaDraining = "draining"
 	ReplicaDeleting = "deleting"
