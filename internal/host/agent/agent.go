@@ -34,6 +34,7 @@ type Config struct {
 	Recipes []bake.Recipe
 	// LeaveRunning makes Close leave all machines running, for the next process to adopt.
 	LeaveRunning bool
+	RebakeStale  bool // as of bake.Config
 	// Parallel limits how many machines Close hibernates at once; default 4.
 	Parallel int
 }
@@ -134,7 +135,7 @@ func (h *Host) Open(ctx context.Context) error {
 	baker, err := bake.New(bake.Config{
 		Dir: filepath.Join(h.cfg.DataDir, "bake"), Recipes: h.cfg.Recipes, Machines: machines, Store: store,
 		Platform: h.platform(cfg.Places), Rewrite: h.deps.Rewrite, Clone: deps.Disks.Clone, Log: h.deps.Log,
-		Share: h.deps.Share, PunchPages: h.deps.PunchPages,
+		Share: h.deps.Share, PunchPages: h.deps.PunchPages, RebakeStale: h.cfg.RebakeStale,
 		JITWarmup: deps.Driver.Capabilities().Capture.Checkpoints, IsWarmedUp: checkpointStatus(deps.Driver),
 	})
 	if err != nil {

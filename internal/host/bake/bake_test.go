@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -53,6 +54,8 @@ type fixture struct {
 	sizes           map[hostapi.MachineID]machine.Boot
 	refuse          error // the error of the next boot from a pre-mount snapshot
 	quietPeriod     time.Duration
+	rebakeStale     bool
+	log             *slog.Logger
 }
 
 func newFixture(t *testing.T, change ...func(*fixture)) *fixture {
@@ -109,7 +112,8 @@ func (w *fixture) start() {
 	var err error
 	w.baker, err = bake.New(bake.Config{
 		Dir: filepath.Join(w.dir, "bake"), Recipes: []bake.Recipe{w.recipe}, Machines: w, Store: w.store,
-		Platform:  func(context.Context) (string, error) { return w.platform, nil },
+		Platform:    func(context.Context) (string, error) { return w.platform, nil },
+		RebakeStale: w.rebakeStale, Log: w.log,
 		JITWarmup: w.jitWarmup, QuietPeriod: w.quietPeriod, IsWarmedUp: func(s snapshot.Snapshot) (bool, error) {
 			w.mu.Lock()
 			defer w.mu.Unlock()

@@ -62,6 +62,8 @@ type Config struct {
 	JITWarmup bool
 	// IsWarmedUp reports whether machines of a snapshot start with a JIT warm-up; required with JITWarmup.
 	IsWarmedUp func(snapshot.Snapshot) (bool, error)
+	// RebakeStale makes Run bake templates again, in the background, that are baked and not current.
+	RebakeStale bool
 	// QuietPeriod is how long after the last publication its JIT warm-up starts; default 5 s.
 	QuietPeriod time.Duration
 	// Clone copies a file so that both share its blocks.
@@ -122,6 +124,9 @@ func (b *Baker) Run(ctx context.Context) error {
 	defer work.Wait()
 	if b.cfg.JITWarmup {
 		work.Go(func() { b.jitWarmupLoop(ctx) })
+	}
+	if b.cfg.RebakeStale {
+		work.Go(func() { b.rebakeStale(ctx) })
 	}
 	for {
 		select {
