@@ -20,6 +20,7 @@ import (
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/client"
 	apps "github.com/pandastack/pandastack/internal/cli/app"
+	"github.com/pandastack/pandastack/internal/cli/backup"
 	"github.com/pandastack/pandastack/internal/cli/cmdutil"
 	"github.com/pandastack/pandastack/internal/cli/database"
 	"github.com/pandastack/pandastack/internal/cli/function"
@@ -177,7 +178,7 @@ func (a *app) root() *cobra.Command {
 		}
 	}
 	add("node", a.up(), a.setup(), a.service(), a.doctor(), a.config(), a.version(),
-		process.Capacity(a.Factory))
+		process.Capacity(a.Factory), backup.Command(a.Factory, a.backupHost()))
 	add("use", a.sandbox(), a.template(), a.snapshot(), volume.Command(a.Factory), database.Command(a.Factory),
 		schedule.Command(a.Factory))
 	add("use", ssh.Commands(a.Factory)...)
@@ -185,6 +186,17 @@ func (a *app) root() *cobra.Command {
 	add("apps", apps.Deploy(a.Factory), apps.Command(a.Factory), function.Command(a.Factory))
 	add("measure", a.demo(), a.bench(), a.conformance())
 	return root
+}
+
+// backupHost is what the commands for backups need of this machine.
+func (a *app) backupHost() backup.Host {
+	return backup.Host{Release: a.Version, Local: local, Settings: func() (*config.Node, error) {
+		l, err := a.node(nil)
+		if err != nil {
+			return nil, err
+		}
+		return &l.Node, nil
+	}}
 }
 
 // node loads the configuration of the node on this machine.

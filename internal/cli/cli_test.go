@@ -43,7 +43,7 @@ func TestWrongUse(t *testing.T) {
 			`unknown command "exec" in "pandastack"; did you mean sandbox exec?`},
 		{
 			"command-of-groups", []string{"create"}, 2,
-			"; did you mean app create or db create or fn create or key create or sandbox create or " +
+			"; did you mean app create or backup create or db create or fn create or key create or sandbox create or " +
 				"schedule create or volume create or workspace create?",
 		},
 		{"unknown-flag", []string{"sandbox", "list", "--loud"}, 2, "unknown flag: --loud"},

@@ -17,6 +17,7 @@ import (
 	"github.com/pandastack/pandastack/internal/host/machine"
 	"github.com/pandastack/pandastack/internal/image/kernel"
 	"github.com/pandastack/pandastack/internal/lib/ballast"
+	"github.com/pandastack/pandastack/internal/nodebackup"
 	"github.com/pandastack/pandastack/internal/os/disk"
 	"github.com/pandastack/pandastack/internal/os/egress"
 	"github.com/pandastack/pandastack/internal/os/jail"
@@ -37,6 +38,12 @@ func (n *node) openDataDir(ctx context.Context) error {
 		return err
 	}
 	n.undo.Push("unlock data directory", func(context.Context) error { return held.Close() })
+	if err := nodebackup.CheckComplete(dir); err != nil {
+		return err
+	}
+	if err := nodebackup.Sweep(dir); err != nil {
+		return fmt.Errorf("data directory: %w", err)
+	}
 	if n.ballast, err = ballast.In(dir); err != nil {
 		return fmt.Errorf("data directory: %w", err)
 	}
@@ -278,7 +285,7 @@ func (n *node) host(ctx context.Context) (*agent.Host, error) {
 	c := n.Config.Capacity
 	host, err := agent.New(agent.Config{
 		DataDir: n.Config.DataDir,
-		Recipes: recipes,
+		Recipes: recipes, RebakeStale: n.Config.Templates.Rebake,
 		Machine: machine.Config{
 			WarmMonitors:   n.Config.Sandbox.WarmMonitors,
 			FreezeTimeout:  n.Config.Sandbox.GuestTimeout,

@@ -208,6 +208,9 @@ func (n *node) start(ctx context.Context) error {
 	}
 	n.serve(ctx, n.plain, handler, nil)
 	n.Log.Info("node is ready", "url", ready.URL, "data", n.Config.DataDir, "took", time.Since(began))
+	if n.Config.Backup.Every > 0 {
+		n.run(ctx, "backups", n.makeBackups)
+	}
 	n.run(ctx, "service manager", func(ctx context.Context) error { return n.reportAlive(ctx, ready.URL) })
 	if n.Ready != nil {
 		n.Ready(ready)

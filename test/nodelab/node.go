@@ -115,6 +115,7 @@ func Environment(dir string) []string {
 	return append(
 		os.Environ(),
 		"PANDASTACK_SANDBOX_WARM_MONITORS="+warm,
+		"PANDASTACK_TEMPLATES_REBAKE=false", // templates of other builds would be baked while tests count monitors
 		"PANDASTACK_DATA_DIR="+dir,
 		"PANDASTACK_NETWORK_PREFIX="+Prefix(dir),
 		"PANDASTACK_LISTEN=127.0.0.1:0",

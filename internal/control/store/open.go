@@ -10,6 +10,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 
 	_ "github.com/jackc/pgx/v5/stdlib" // the driver "pgx"
@@ -219,4 +220,15 @@ func (d *DB) migrate(ctx context.Context, current bool) error {
 	}
 	_, err = p.Up(ctx)
 	return err
+}
+
+// Schema returns the schema version that this program brings stores to.
+func Schema() (latest int64) {
+	list, _ := fs.Glob(migrations, "migrations/*.sql") // the pattern is valid
+	for _, name := range list {
+		number, _, _ := strings.Cut(filepath.Base(name), "_")
+		n, _ := strconv.ParseInt(number, 10, 64) // 0 for what is no migration
+		latest = max(latest, n)
+	}
+	return latest
 }

@@ -46,6 +46,7 @@ type Node struct {
 	SSH         SSH         `yaml:"ssh"`
 	ACME        ACME        `yaml:"acme"`
 	ObjectStore ObjectStore `yaml:"object_store"`
+	Backup      Backup      `yaml:"backup"`
 	Templates   Templates   `yaml:"templates"`
 	Build       Build       `yaml:"build"`
 	Lifecycle   Lifecycle   `yaml:"lifecycle"`
@@ -280,6 +281,7 @@ type Quota struct {
 type Templates struct {
 	Params  string `yaml:"params" default:""`
 	Aliases string `yaml:"aliases" default:""`
+	Rebake  bool   `yaml:"rebake" default:"true"`
 }
 
 // ObjectStore configures the object store that hosts share.
@@ -288,6 +290,14 @@ type ObjectStore struct {
 	Key      string        `yaml:"key" was:"objects.key" path:"file" default:""`
 	CacheMiB int           `yaml:"cache_mib" was:"objects.cache_mib" default:"4096"`
 	Timeout  time.Duration `yaml:"timeout" was:"objects.timeout" default:"60s"`
+}
+
+// Backup configures backups of the node.
+type Backup struct {
+	URL            string        `yaml:"url" default:""`
+	PassphraseFile string        `yaml:"passphrase_file" path:"file" default:""`
+	Every          time.Duration `yaml:"every" default:"0s"`
+	Keep           int           `yaml:"keep" default:"7"`
 }
 
 // Build configures how templates are built.

@@ -254,6 +254,8 @@ var settingDocs = map[string]string{
 	"quota.new_connections_per_s": "Connections that each sandbox of a workspace may open a second, unless " +
 		"limits.new_connections_per_s is lower; 0 is unlimited.",
 
+	"templates.rebake": "Bake templates again in the background, at the start of the node, that a new guest agent, " +
+		"kernel, monitor or recipe made stale; without it the next create does.",
 	"object_store.url": "Object store for snapshots that move between hosts and for backups of volumes: " +
 		"file:///path, s3://bucket?region=..., gs://bucket or azblob://container; empty is none.",
 	"object_store.key": "File with the master key that encrypts stored objects. It is created if it does not exist, " +
@@ -262,6 +264,13 @@ var settingDocs = map[string]string{
 	"object_store.cache_mib": "Disk space for cached parts of the object store. " +
 		"The cache shrinks when less than capacity.disk_reserve_mib would be free.",
 	"object_store.timeout": "Time limit of one request to the object store.",
+
+	"backup.url": "Where backups of the node go: a URL as for object_store.url, or the absolute path of a directory; " +
+		"empty is node-backups/ in the object store.",
+	"backup.passphrase_file": "File with the passphrase of backups of the node, of 12 bytes or more, readable by " +
+		"its owner alone (mode 0600). Without the passphrase no backup can be read; keep a copy elsewhere.",
+	"backup.every": "Time between backups that the node makes by itself; 0s for none.",
+	"backup.keep":  "Backups of this node that are kept after it has made another; 0 keeps all.",
 
 	"templates.params": "Values of recipe parameters, such as base.suite=trixie, separated by commas.",
 	"templates.aliases": "Other names of templates, such as ubuntu-24.04=base, separated by commas; " +

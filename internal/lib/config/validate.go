@@ -338,6 +338,18 @@ func (n *Node) validateObjects(bad func(string, string, ...any), atLeast func(st
 	if n.ObjectStore.Key != "" && !filepath.IsAbs(n.ObjectStore.Key) {
 		bad("object_store.key", "%q is not an absolute path", n.ObjectStore.Key)
 	}
+	if n.Backup.URL != "" && !filepath.IsAbs(n.Backup.URL) && !strings.Contains(n.Backup.URL, "://") {
+		bad("backup.url", "%q is neither an absolute path nor a URL such as file:///path or s3://bucket", n.Backup.URL)
+	}
+	atLeast("backup.keep", n.Backup.Keep, 0)
+	switch b := n.Backup; {
+	case b.Every < 0 || b.Every > 0 && b.Every < time.Minute:
+		bad("backup.every", "%v is less than a minute; use a duration such as 24h, or 0s for none", b.Every)
+	case b.Every > 0 && b.PassphraseFile == "":
+		bad("backup.passphrase_file", "backup.every needs it: name a file with a passphrase")
+	case b.Every > 0 && b.URL == "" && n.ObjectStore.URL == "":
+		bad("backup.url", "backup.every needs it or object_store.url: name a directory on another disk, or a bucket")
+	}
 	atLeast("object_store.cache_mib", n.ObjectStore.CacheMiB, 64)
 	if n.ObjectStore.Timeout <= 0 {
 		bad("object_store.timeout", "%v leaves no time for a request; use a positive duration", n.ObjectStore.Timeout)

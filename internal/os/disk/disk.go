@@ -123,9 +123,12 @@ func CloneInto(src string, dst *os.File) error {
 //
 // off is a multiple of the file system's block size, and so is n, except at the end of src. It returns
 // *NoReflinkError if the file system cannot share blocks.
-func CloneRange(dst, src *os.File, off, n int64) error {
+func CloneRange(dst, src *os.File, off, n int64) error { return CloneRangeTo(dst, off, src, off, n) }
+
+// CloneRangeTo is CloneRange with offsets of their own: n bytes of dst at to share the blocks of src at from.
+func CloneRangeTo(dst *os.File, to int64, src *os.File, from, n int64) error {
 	arg := unix.FileCloneRange{
-		Src_fd: int64(src.Fd()), Src_offset: uint64(off), Src_length: uint64(n), Dest_offset: uint64(off),
+		Src_fd: int64(src.Fd()), Src_offset: uint64(from), Src_length: uint64(n), Dest_offset: uint64(to),
 	}
 	for {
 		err := unix.IoctlFileCloneRange(int(dst.Fd()), &arg)
@@ -137,7 +140,7 @@ func CloneRange(dst, src *os.File, off, n int64) error {
 		case errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.ENOTTY):
 			return &NoReflinkError{Dir: parent(dst.Name()), Type: fsType(dst)}
 		}
-		return fmt.Errorf("clone %d bytes at %d of %s to %s: %w", n, off, src.Name(), dst.Name(), err)
+		return fmt.Errorf("clone %d bytes at %d of %s to %s: %w", n, from, src.Name(), dst.Name(), err)
 	}
 }
 
