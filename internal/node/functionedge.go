@@ -5,6 +5,7 @@ import (
 	"net/http"
 
 	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/internal/control/auth"
 	"github.com/pandastack/pandastack/internal/control/function"
 	"github.com/pandastack/pandastack/internal/control/function/invocation"
 	"github.com/pandastack/pandastack/internal/control/job"
@@ -52,6 +53,12 @@ func (e edgeFunctions) Target(ctx context.Context, fn api.FunctionID) (functione
 	t, err := e.service.Lookup(ctx, fn)
 	return functionedge.Target{Function: t.Function, Workspace: t.Workspace, Auth: t.Auth, Secret: t.Secret,
 		MaxBody: t.MaxPayload}, err
+}
+
+// Named implements functionedge.Functions.
+func (e edgeFunctions) Named(ctx context.Context, p auth.Principal, name string) (api.FunctionID, error) {
+	row, err := e.service.Find(ctx, p, name)
+	return api.FunctionID(row.ID), err
 }
 
 // Serve implements functionedge.Functions.

@@ -3,6 +3,7 @@ package schedule
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"slices"
@@ -18,7 +19,7 @@ import (
 
 // Command returns the group of commands for schedules.
 func Command(f *cmdutil.Factory) *cobra.Command {
-	return cmdutil.Group("schedule", "Run commands and send requests on time",
+	return cmdutil.Group("schedule", "Run commands, invoke functions and send requests on time",
 		create(f), list(f), show(f), update(f), pause(f, true), pause(f, false), trigger(f), runs(f), remove(f))
 }
 
@@ -57,19 +58,22 @@ func find(ctx context.Context, s *client.Schedules, name string) (api.ScheduleID
 
 // settings are the flags that say what a schedule is.
 type settings struct {
-	cron, app, sandbox, template, url, method, body string
-	command                                         []string
-	env, headers                                    []string
-	timeout, deadline, jitter                       time.Duration
-	zone, catchup, overlap                          string
-	maxCatchup, attempts                            int
+	cron, app, function, payload         string
+	sandbox, template, url, method, body string
+	command                              []string
+	env, headers                         []string
+	timeout, deadline, jitter            time.Duration
+	zone, catchup, overlap               string
+	maxCatchup, attempts                 int
 }
 
 func (s *settings) flags(c *cobra.Command) {
 	flags := c.Flags()
 	flags.StringVar(&s.cron, "cron", "", "cron expression, @daily and its like, or @every 90s")
 	flags.StringVar(&s.app, "app", "", "app, by name or id, in a new machine of which the command runs")
-	flags.StringVar(&s.sandbox, "sandbox", "", "sandbox to run the command in; it is woken")
+	flags.StringVar(&s.function, "function", "", "function to invoke, by name or id")
+	flags.StringVar(&s.payload, "payload", "", "event of the function, as JSON (default the moment of the schedule)")
+	flags.StringVar(&s.sandbox, "sandbox", "", "sandbox to run the command in, by name or id; it is woken")
 	flags.StringVar(&s.template, "template", "", "template of a new sandbox for each run")
 	flags.StringVar(&s.url, "url", "", "URL to send a signed request to, in place of a command")
 	flags.StringVar(&s.method, "method", "", "method of the request (default POST)")
@@ -88,8 +92,17 @@ func (s *settings) flags(c *cobra.Command) {
 
 func (s *settings) target() (api.ScheduleTarget, error) {
 	t := api.ScheduleTarget{
-		SandboxID: api.SandboxID(s.sandbox), Template: s.template, Command: strings.Join(s.command, " "),
+		Template: s.template, Command: strings.Join(s.command, " "),
 		URL: s.url, Method: strings.ToUpper(s.method), Body: s.body, TimeoutSeconds: int(s.timeout.Seconds()),
+	}
+	switch {
+	case s.payload == "":
+	case s.function == "":
+		return t, api.Errorf(api.Invalid, "--payload is the event of a function: name one with --function")
+	case !json.Valid([]byte(s.payload)):
+		return t, api.Errorf(api.Invalid, "--payload is not JSON: quote texts, such as '\"text\"' or '{\"key\": 1}'")
+	default:
+		t.Input = json.RawMessage(s.payload)
 	}
 	var err error
 	if t.Env, err = pairs(s.env, "=", "--env"); err != nil {
@@ -97,6 +110,32 @@ func (s *settings) target() (api.ScheduleTarget, error) {
 	}
 	t.Headers, err = pairs(s.headers, ":", "--header")
 	return t, err
+}
+
+// find sets the ids of what the flags name.
+func (s *settings) find(ctx context.Context, cl *client.Client, t *api.ScheduleTarget) error {
+	if s.app != "" {
+		app, err := cl.Apps.Get(ctx, s.app)
+		if err != nil {
+			return err
+		}
+		t.AppID = app.ID
+	}
+	if s.function != "" {
+		fn, err := cl.Functions.Get(ctx, s.function)
+		if err != nil {
+			return err
+		}
+		t.FunctionID = fn.ID
+	}
+	if s.sandbox != "" {
+		id, err := cmdutil.FindSandbox(ctx, cl.Sandboxes, s.sandbox)
+		if err != nil {
+			return err
+		}
+		t.SandboxID = id
+	}
+	return nil
 }
 
 // pairs reads pairs of name and value.
@@ -136,6 +175,7 @@ func create(f *cmdutil.Factory) *cobra.Command {
 		Example: "  pandastack schedule create report --cron '0 9 * * 1-5' --timezone Europe/Berlin \\\n" +
 			"    --template base -- python3 -c 'print(42)'\n" +
 			"  pandastack schedule create nightly --cron @daily --app shop -- python manage.py clearsessions\n" +
+			"  pandastack schedule create digest --cron '0 7 * * *' --function digest --payload '{\"days\": 1}'\n" +
 			"  pandastack schedule create ping --cron '@every 10m' --url https://example.com/hook",
 	}
 	s.flags(c)
@@ -150,12 +190,8 @@ func create(f *cmdutil.Factory) *cobra.Command {
 		if err != nil {
 			return err
 		}
-		if s.app != "" {
-			app, err := cl.Apps.Get(c.Context(), s.app)
-			if err != nil {
-				return err
-			}
-			target.AppID = app.ID
+		if err := s.find(c.Context(), cl, &target); err != nil {
+			return err
 		}
 		out, err := cl.Schedules.Create(c.Context(), api.CreateScheduleRequest{
 			Name: args[0], Cron: s.cron, Target: target, Options: s.options(), Paused: paused,
@@ -210,6 +246,8 @@ func facts(s api.Schedule) []cmdutil.Fact {
 
 func does(t api.ScheduleTarget) string {
 	switch {
+	case t.FunctionID != "":
+		return "invoke " + string(t.FunctionID)
 	case t.URL != "":
 		method := t.Method
 		if method == "" {

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -15,14 +16,18 @@ import (
 	"github.com/pandastack/pandastack/internal/cli/schedule"
 )
 
-// TestCreateForApp creates a schedule of an app that is named by its name.
-func TestCreateForApp(t *testing.T) {
-	shop := api.AppID("app" + strings.Repeat("a", 20))
-	var got api.CreateScheduleRequest
+// command runs a command against a server that has an app, a function and a sandbox, and returns the schedule that it
+// makes.
+func command(t *testing.T, args ...string) (got api.CreateScheduleRequest, printed string, err error) {
+	t.Helper()
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.Method + " " + r.URL.Path {
 		case "GET /v1/apps/shop":
 			_ = json.NewEncoder(w).Encode(api.App{ID: shop, Name: "shop"})
+		case "GET /v1/functions/digest":
+			_ = json.NewEncoder(w).Encode(api.Function{ID: digest, Name: "digest"})
+		case "GET /v1/sandboxes":
+			_ = json.NewEncoder(w).Encode([]api.Sandbox{{ID: box, Metadata: map[string]string{"name": "worker"}}})
 		case "POST /v1/schedules":
 			if err := json.NewDecoder(r.Body).Decode(&got); err != nil {
 				t.Error(err)
@@ -35,30 +40,77 @@ func TestCreateForApp(t *testing.T) {
 		}
 	}))
 	defer server.Close()
-	run := func(args ...string) (string, error) {
-		var out bytes.Buffer
-		c := schedule.Command(&cmdutil.Factory{
-			Stdout: &out, Stderr: io.Discard, Stdin: strings.NewReader(""),
-			Dial: func() (*client.Client, error) { return client.New(server.URL, "pds_test") },
+	var out bytes.Buffer
+	c := schedule.Command(&cmdutil.Factory{
+		Stdout: &out, Stderr: io.Discard, Stdin: strings.NewReader(""),
+		Dial: func() (*client.Client, error) { return client.New(server.URL, "pds_test") },
+	})
+	c.SetArgs(args)
+	c.SetOut(io.Discard)
+	c.SetErr(io.Discard)
+	err = c.ExecuteContext(t.Context())
+	return got, out.String(), err
+}
+
+const (
+	shop   = api.AppID("appaaaaaaaaaaaaaaaaaaaa")
+	digest = api.FunctionID("funaaaaaaaaaaaaaaaaaaaa")
+	box    = api.SandboxID("sbxaaaaaaaaaaaaaaaaaaaa")
+)
+
+// TestCreate creates schedules of targets that are named by their names.
+func TestCreate(t *testing.T) {
+	for name, c := range map[string]struct {
+		args    []string
+		want    api.ScheduleTarget
+		printed string
+		code    api.Code
+		err     string
+	}{
+		"app": {
+			args:    []string{"--app", "shop", "--", "bin/clean", "-v"},
+			want:    api.ScheduleTarget{AppID: shop, Command: "bin/clean -v"},
+			printed: "in a machine of " + string(shop) + ": bin/clean -v",
+		},
+		"no such app": {args: []string{"--app", "none", "--", "x"}, code: api.NotFound},
+		"function": {
+			args:    []string{"--function", "digest", "--payload", `{"days":1}`},
+			want:    api.ScheduleTarget{FunctionID: digest, Input: json.RawMessage(`{"days":1}`)},
+			printed: "invoke " + string(digest),
+		},
+		"function without an event": {
+			args: []string{"--function", "digest"}, want: api.ScheduleTarget{FunctionID: digest},
+		},
+		"no such function": {args: []string{"--function", "none"}, code: api.NotFound},
+		"payload that is no JSON": {
+			args: []string{"--function", "digest", "--payload", "{days"}, code: api.Invalid,
+			err: "--payload is not JSON",
+		},
+		"payload of a command": {
+			args: []string{"--sandbox", "worker", "--payload", "1", "--", "x"}, code: api.Invalid, err: "--function",
+		},
+		"sandbox": {
+			args: []string{"--sandbox", "worker", "--", "x"}, want: api.ScheduleTarget{SandboxID: box, Command: "x"},
+		},
+		"no such sandbox": {args: []string{"--sandbox", "none", "--", "x"}, code: api.NotFound},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, printed, err := command(t, append([]string{"create", "nightly", "--cron", "@daily"}, c.args...)...)
+			if c.code != "" {
+				if api.CodeOf(err) != c.code || !strings.Contains(err.Error(), c.err) || got.Name != "" {
+					t.Errorf("error %v and the request %+v, want %s with %q and none", err, got, c.code, c.err)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got.Cron != "@daily" || !reflect.DeepEqual(got.Target, c.want) {
+				t.Errorf("request %+v, want target %+v", got, c.want)
+			}
+			if !strings.Contains(printed, c.printed) {
+				t.Errorf("printed %q, want %q in it", printed, c.printed)
+			}
 		})
-		c.SetArgs(args)
-		c.SetOut(io.Discard)
-		c.SetErr(io.Discard)
-		err := c.ExecuteContext(t.Context())
-		return out.String(), err
-	}
-	out, err := run("create", "nightly", "--cron", "@daily", "--app", "shop", "--", "bin/clean", "-v")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got.Target.AppID != shop || got.Target.Command != "bin/clean -v" || got.Cron != "@daily" {
-		t.Errorf("sent %+v", got)
-	}
-	if !strings.Contains(out, "in a machine of "+string(shop)+": bin/clean -v") {
-		t.Errorf("printed %s", out)
-	}
-	_, err = run("create", "nightly", "--cron", "@daily", "--app", "none", "--", "x")
-	if api.CodeOf(err) != api.NotFound {
-		t.Errorf("an app that does not exist: %v", err)
 	}
 }

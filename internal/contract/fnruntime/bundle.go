@@ -87,11 +87,15 @@ var (
 		".npmrc", ".yarnrc", ".yarnrc.yml", "bun.lock", "bun.lockb", "npm-shrinkwrap.json", "package-lock.json",
 		"package.json", "pnpm-lock.yaml", "pnpm-workspace.yaml", "yarn.lock",
 	}
-	pythonFiles  = []string{"pyproject.toml", "uv.lock"}
+	pythonFiles  = []string{"poetry.lock", "poetry.toml", "pyproject.toml", "uv.lock"}
 	requirements = regexp.MustCompile(`^(requirements|constraints)[A-Za-z0-9._-]*\.(txt|in)$`)
-	// Lines of requirements, and values in package.json, that name files of the bundle.
+	// Lines of requirements and lock files, and values in package.json, that name files of the bundle.
 	localRequirement = regexp.MustCompile(`(?m)^\s*(-e\b|--editable\b|-[rc]\s*\S*/|\.|/|\S+\s*@\s*file:)`)
-	localPackage     = regexp.MustCompile(`^(file|link|workspace|portal|patch):|^\.|^/`)
+	localLocked      = map[string]*regexp.Regexp{
+		"poetry.lock": regexp.MustCompile(`(?m)^type = "(directory|file)"`),
+		"uv.lock":     regexp.MustCompile(`source = \{ (directory|editable|path) = "([^."]|\.[^"])`),
+	}
+	localPackage = regexp.MustCompile(`^(file|link|workspace|portal|patch):|^\.|^/`)
 )
 
 // Manifests returns the files that a bundle's dependencies depend on, as an archive, and their hash.
@@ -187,6 +191,9 @@ func prune(files map[string][]byte, vendored bool) (local bool) {
 	project, plain := false, false
 	for name, data := range files {
 		project = project || name == "pyproject.toml"
+		if at := localLocked[name]; at != nil {
+			local = local || at.Match(data)
+		}
 		if requirements.MatchString(name) {
 			plain = plain || name == "requirements.txt"
 			local = local || localRequirement.Match(data)

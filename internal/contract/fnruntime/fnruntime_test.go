@@ -116,6 +116,18 @@ func TestManifests(t *testing.T) {
 		"uv": {
 			bundletest.Tar(t, "uv.lock", "x", "pyproject.toml", "y"), []string{"pyproject.toml", "uv.lock"}, false,
 		},
+		"poetry": {
+			bundletest.Tar(t, "poetry.lock", "x", "pyproject.toml", "y", "poetry.toml", "z"),
+			[]string{"poetry.lock", "poetry.toml", "pyproject.toml"}, false,
+		},
+		"poetry of a directory": {bundletest.Tar(t, "poetry.lock", "[package.source]\ntype = \"directory\"\n",
+			"pyproject.toml", "y"), nil, true},
+		"poetry of a repository": {bundletest.Tar(t, "poetry.lock", "[package.source]\ntype = \"git\"\n",
+			"pyproject.toml", "y"), []string{"poetry.lock", "pyproject.toml"}, false},
+		"uv of a directory": {bundletest.Tar(t, "uv.lock", "source = { directory = \"./a\" }\n", "pyproject.toml", "y"),
+			nil, true},
+		"uv of the project": {bundletest.Tar(t, "uv.lock", "source = { editable = \".\" }\n", "pyproject.toml", "y"),
+			[]string{"pyproject.toml", "uv.lock"}, false},
 		"lock only": {bundle: bundletest.Tar(t, "uv.lock", "x")},
 		"npm": {bundletest.Tar(t, "package.json", `{"dependencies":{"a":"1"}}`, "package-lock.json", "{}",
 			"index.js", ""),

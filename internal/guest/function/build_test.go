@@ -204,6 +204,41 @@ export default app;
 	}
 }
 
+// TestPoetryLock installs the version that poetry.lock has, and refuses a lock file of other dependencies.
+func TestPoetryLock(t *testing.T) {
+	slow(t)
+	needs(t, "python")
+	project, err := os.ReadFile("testdata/poetry/pyproject.toml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	lock, err := os.ReadFile("testdata/poetry/poetry.lock")
+	if err != nil {
+		t.Fatal(err)
+	}
+	const source = "import itsdangerous\ndef handler(event): return itsdangerous.__version__\n"
+	req := fnruntime.BuildRequest{Runtime: "python", Install: true}
+	p := place(t, nil)
+	result, lines, failed := build(t, p, req, bundletest.Tar(t, "pyproject.toml", string(project), "poetry.lock",
+		string(lock), "handler.py", source))
+	if failed != "" || result.Manager != "poetry" || len(result.Key) != 64 {
+		t.Fatalf("result %+v, %s; %s", result, failed, lines)
+	}
+	if left, err := filepath.Glob(filepath.Join(p.State, "*cache*")); err != nil || len(left) > 0 {
+		t.Errorf("caches %q stay in the machine, %v", left, err)
+	}
+	m := open(t, p, fnruntime.Serve{Runtime: "python"})
+	m.ready()
+	m.want("1", `"2.1.2"`)
+
+	other := strings.Replace(string(project), "itsdangerous", "blinker", 1)
+	_, lines, failed = build(t, place(t, nil), req, bundletest.Tar(t, "pyproject.toml", other, "poetry.lock",
+		string(lock), "handler.py", source))
+	if !strings.Contains(failed, "poetry failed") || !strings.Contains(lines, "poetry.lock") {
+		t.Errorf("a lock file of other dependencies: error %q, want one of poetry; %s", failed, lines)
+	}
+}
+
 // A program with AWS's own library runs as it is.
 func TestLambdaLibrary(t *testing.T) {
 	slow(t)

@@ -21,10 +21,13 @@ import (
 
 // Managers of packages that a machine lacks are installed in these versions; package.json may name another.
 const (
-	versionUV   = "0.9.7"
-	versionPNPM = "9.15.9"
-	versionYarn = "1.22.22"
-	versionBun  = "1.3.1"
+	versionUV = "0.9.7"
+	// Poetry, and the plugin that has it read an index like pip does.
+	versionPoetry = "2.2.1"
+	versionMirror = "0.6.5"
+	versionPNPM   = "9.15.9"
+	versionYarn   = "1.22.22"
+	versionBun    = "1.3.1"
 )
 
 // installer installs the dependencies of one bundle.
@@ -106,8 +109,9 @@ func (i *installer) run(ctx context.Context, argv ...string) error {
 
 // python installs packages into an environment that also has those of the template.
 func (i *installer) python(ctx context.Context) (string, error) {
-	lock, requirements, project := i.exists("uv.lock"), i.exists("requirements.txt"), i.exists("pyproject.toml")
-	if !lock && !requirements && !project {
+	uvLock, poetryLock := i.exists("uv.lock"), i.exists("poetry.lock")
+	requirements, project := i.exists("requirements.txt"), i.exists("pyproject.toml")
+	if !requirements && !project {
 		return "", nil
 	}
 	system, err := exec.LookPath("python3")
@@ -120,7 +124,7 @@ func (i *installer) python(ctx context.Context) (string, error) {
 	}
 	python := filepath.Join(i.packages(), "bin", "python")
 	switch {
-	case lock && project:
+	case uvLock && project:
 		uv, err := i.uv(ctx, python)
 		if err != nil {
 			return "", err
@@ -128,6 +132,8 @@ func (i *installer) python(ctx context.Context) (string, error) {
 		i.env = append(i.env, "UV_PROJECT_ENVIRONMENT="+i.packages(), "UV_PYTHON="+python, "UV_PYTHON_DOWNLOADS=never",
 			"UV_NO_CACHE=1", "VIRTUAL_ENV="+i.packages())
 		return "uv", i.run(ctx, uv, "sync", "--locked", "--no-dev", "--no-install-project", "--inexact")
+	case poetryLock && project:
+		return "poetry", i.poetry(ctx, system)
 	case requirements:
 		return "pip", i.run(ctx, python, "-m", "pip", "install", "--no-cache-dir", "-r", "requirements.txt")
 	}
@@ -146,6 +152,27 @@ func (i *installer) uv(ctx context.Context, python string) (string, error) {
 	tools := filepath.Join(i.State, "uv")
 	err := i.run(ctx, python, "-m", "pip", "install", "--no-cache-dir", "--target", tools, "uv=="+versionUV)
 	return filepath.Join(tools, "bin", "uv"), err
+}
+
+// poetry installs what poetry.lock has, with Poetry in an environment of its own.
+func (i *installer) poetry(ctx context.Context, system string) error {
+	tools, cache := filepath.Join(i.State, "poetry"), filepath.Join(i.State, "poetry-cache")
+	if err := i.run(ctx, system, "-m", "venv", "--system-site-packages", "--without-pip", tools); err != nil {
+		return err
+	}
+	err := i.run(ctx, filepath.Join(tools, "bin", "python"), "-m", "pip", "install", "--no-cache-dir",
+		"poetry=="+versionPoetry, "poetry-plugin-pypi-mirror=="+versionMirror)
+	if err != nil {
+		return err
+	}
+	index, ok := lookup(i.env, "PIP_INDEX_URL")
+	if !ok {
+		index = "https://pypi.org/simple/"
+	}
+	defer os.RemoveAll(cache) // it would be in every machine of the function
+	i.env = append(i.env, "VIRTUAL_ENV="+i.packages(), "POETRY_PYPI_MIRROR_URL="+index, "POETRY_CACHE_DIR="+cache)
+	return i.run(ctx, filepath.Join(tools, "bin", "poetry"), "install", "--only", "main", "--no-root",
+		"--no-interaction", "--no-ansi")
 }
 
 // projectDependencies reads the dependencies of a pyproject.toml.

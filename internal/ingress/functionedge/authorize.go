@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/internal/control/auth"
 	"github.com/pandastack/pandastack/internal/ingress/access"
 )
 
@@ -22,44 +23,55 @@ const signatureHeader = "X-Pandastack-Signature"
 // tolerance is how far the time of a signature may be from now.
 const tolerance = 5 * time.Minute
 
-// authorize checks that a request may be sent to a function. A key is removed from the request.
-func (e *Edge) authorize(w http.ResponseWriter, r *http.Request, t Target) error {
+// authorize checks that a request may be sent to a function, and returns its caller: without a key, the workspace of
+// the function. A key is removed from the request.
+func (e *Edge) authorize(w http.ResponseWriter, r *http.Request, t Target) (auth.Principal, error) {
 	switch t.Auth {
 	case api.FunctionPublic:
-		return nil
+		return auth.Principal{Workspace: t.Workspace}, nil
 	case api.FunctionSigned:
-		if r.Header.Get(signatureHeader) != "" {
-			return e.checkSignature(r, t)
+		if r.Header.Get(signatureHeader) == "" {
+			break
 		}
+		if err := e.checkSignature(r, t); err != nil {
+			return auth.Principal{}, err
+		}
+		return auth.Principal{Workspace: t.Workspace}, nil
 	case api.FunctionKey:
 	default:
-		return api.Errorf(api.Internal, "function %s has the unknown protection %q", t.Function, t.Auth)
+		return auth.Principal{}, api.Errorf(api.Internal, "function %s has the unknown protection %q", t.Function,
+			t.Auth)
 	}
 	return e.checkKey(w, r, t)
 }
 
 // checkKey checks the key of a request. A key of another workspace learns nothing.
-func (e *Edge) checkKey(w http.ResponseWriter, r *http.Request, t Target) error {
+func (e *Edge) checkKey(w http.ResponseWriter, r *http.Request, t Target) (auth.Principal, error) {
+	why := "this function is not public: "
+	if t.Auth == api.FunctionSigned {
+		why += "sign the request with the secret of the function, or "
+	}
+	p, err := e.admit(w, r, why)
+	if err != nil {
+		return p, err
+	}
+	if p.Workspace != t.Workspace {
+		return p, api.Errorf(api.NotFound, "function %s not found", t.Function)
+	}
+	r.Header.Del("Authorization")
+	return p, nil
+}
+
+// admit returns the caller with the key of a request. why is the begin of the error if there is none.
+func (e *Edge) admit(w http.ResponseWriter, r *http.Request, why string) (auth.Principal, error) {
 	token := ""
 	if scheme, text, ok := strings.Cut(r.Header.Get("Authorization"), " "); ok && strings.EqualFold(scheme, "Bearer") {
 		token = strings.TrimSpace(text)
 	}
 	if token == "" {
-		how := "send the header Authorization: Bearer pds_..."
-		if t.Auth == api.FunctionSigned {
-			how = "sign the request with the secret of the function, or " + how
-		}
-		return api.Errorf(api.Unauthenticated, "this function is not public: %s", how)
+		return auth.Principal{}, api.Errorf(api.Unauthenticated, "%ssend the header Authorization: Bearer pds_...", why)
 	}
-	p, err := e.cfg.Guard.Admit(w, r, token, access.Need(api.ScopePorts))
-	if err != nil {
-		return err
-	}
-	if p.Workspace != t.Workspace {
-		return api.Errorf(api.NotFound, "function %s not found", t.Function)
-	}
-	r.Header.Del("Authorization")
-	return nil
+	return e.cfg.Guard.Admit(w, r, token, access.Need(api.ScopePorts))
 }
 
 // Sign returns the signature of a request: t=<seconds since 1970>,v1=<hex>, where hex is the HMAC-SHA-256 with the

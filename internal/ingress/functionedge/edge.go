@@ -31,6 +31,8 @@ type Fail = func(w http.ResponseWriter, r *http.Request, err *api.Error)
 type Functions interface {
 	// Target returns a function. The error has the code not_found if there is none that takes requests.
 	Target(ctx context.Context, fn api.FunctionID) (Target, error)
+	// Named returns the id of the function with a name in the workspace of p, or the error not_found.
+	Named(ctx context.Context, p auth.Principal, name string) (api.FunctionID, error)
 	// Serve sends a request to a version of a function, and the response to w. alias is "" for the live version. It
 	// calls fail for an error before the response has begun.
 	Serve(w http.ResponseWriter, r *http.Request, fn api.FunctionID, alias string, fail Fail)
@@ -91,30 +93,59 @@ func (e *Edge) Middleware(next http.Handler) http.Handler {
 			next.ServeHTTP(w, r)
 			return
 		}
-		e.serve(w, r, request{function: fn, alias: alias, fail: refuse})
+		_, _ = e.serve(w, r, request{function: fn, alias: alias, fail: refuse}) // for the audit log of the API
 	})
 }
 
 // ForwardFunction serves a request of the API that is for a function. prefix is what precedes the handler's own path in
 // the URL; r has the handler's path.
-func (e *Edge) ForwardFunction(w http.ResponseWriter, r *http.Request, fn api.FunctionID, prefix string, fail Fail) {
-	e.serve(w, r, request{function: fn, shared: true, prefix: prefix, fail: fail})
+//
+// fn is an id, or a name in the workspace of the key that the request must then have. It returns the caller and the
+// function, as far as they are known: the caller of a function that needs no key is its workspace.
+func (e *Edge) ForwardFunction(
+	w http.ResponseWriter,
+	r *http.Request,
+	fn, prefix string,
+	fail Fail,
+) (auth.Principal, api.FunctionID) {
+	how := request{shared: true, prefix: prefix, fail: fail}
+	if id := api.FunctionID(fn); id.Valid() {
+		how.function = id
+		return e.serve(w, r, how)
+	}
+	p, err := e.admit(w, r, "functions that are named by their names need a key: ")
+	if err != nil {
+		fail(w, r, api.AsError(err))
+		return p, ""
+	}
+	how.caller = &p
+	if how.function, err = e.cfg.Functions.Named(r.Context(), p, fn); err != nil {
+		fail(w, r, api.AsError(err))
+		return p, ""
+	}
+	return e.serve(w, r, how)
 }
 
 // request is how one request is served.
 type request struct {
 	function api.FunctionID
+	caller   *auth.Principal // whose key was checked; nil: none was
 	alias    string
 	shared   bool   // the origin of the URL is that of the API
 	prefix   string // of the URL, before the handler's path
 	fail     Fail
 }
 
-func (e *Edge) serve(w http.ResponseWriter, r *http.Request, how request) {
+// serve returns the caller, as far as it is known, and the function.
+func (e *Edge) serve(w http.ResponseWriter, r *http.Request, how request) (p auth.Principal, fn api.FunctionID) {
+	if how.caller != nil {
+		p = *how.caller
+	}
+	fn = how.function
 	if e.cfg.Limits != nil {
 		if err := e.cfg.Limits.Admit(w, r, string(how.function), 0); err != nil {
 			how.fail(w, r, api.AsError(err))
-			return
+			return p, fn
 		}
 	}
 	t, err := e.cfg.Functions.Target(r.Context(), how.function)
@@ -123,28 +154,31 @@ func (e *Edge) serve(w http.ResponseWriter, r *http.Request, how request) {
 			e.cfg.Log.Error("a function could not be found", "function", how.function, "err", err)
 		}
 		how.fail(w, r, api.AsError(err))
-		return
+		return p, fn
 	}
 	if why := impossible(r, how); why != nil {
 		how.fail(w, r, why)
-		return
+		return p, fn
 	}
 	if t.MaxBody > 0 && r.ContentLength > t.MaxBody {
 		how.fail(w, r, tooLarge(t.MaxBody))
-		return
+		return p, fn
 	}
 	out := r.Clone(r.Context())
 	if t.MaxBody > 0 && r.Body != nil && r.Body != http.NoBody {
 		out.Body = http.MaxBytesReader(w, r.Body, t.MaxBody)
 	}
-	if err := e.authorize(w, out, t); err != nil {
+	if how.caller != nil && p.Workspace == t.Workspace {
+		out.Header.Del("Authorization")
+	} else if p, err = e.authorize(w, out, t); err != nil {
 		how.fail(w, r, api.AsError(err))
-		return
+		return p, fn
 	}
 	e.clean(out, how)
 	isolated := &writer{ResponseWriter: w, shared: how.shared, prefix: how.prefix}
 	fail := func(_ http.ResponseWriter, r *http.Request, err *api.Error) { how.fail(w, r, err) }
 	e.cfg.Functions.Serve(isolated, out, t.Function, how.alias, fail)
+	return p, fn
 }
 
 // impossible returns why a request cannot be sent to a function, or nil.

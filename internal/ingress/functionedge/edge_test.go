@@ -36,6 +36,13 @@ func (f *functions) Target(_ context.Context, fn api.FunctionID) (functionedge.T
 	return functionedge.Target{Function: id, Workspace: "ours", Auth: f.auth, Secret: secret, MaxBody: 16}, nil
 }
 
+func (f *functions) Named(_ context.Context, p auth.Principal, name string) (api.FunctionID, error) {
+	if p.Workspace != "ours" || name != "hello" {
+		return "", api.Errorf(api.NotFound, "function %s not found", name)
+	}
+	return id, nil
+}
+
 func (f *functions) Serve(
 	w http.ResponseWriter,
 	r *http.Request,
@@ -232,6 +239,48 @@ func TestRequestsOverTheAPI(t *testing.T) {
 	}
 	if w = forward(func(r *http.Request) { r.Header.Set("Service-Worker", "script") }); w.Code != 403 {
 		t.Errorf("a service worker: got %d, want 403", w.Code)
+	}
+}
+
+// TestCallersOverTheAPI checks who the caller of a function is, which is named by its id or, with a key, by its name.
+func TestCallersOverTheAPI(t *testing.T) {
+	for _, tt := range []struct {
+		auth      api.FunctionAuth
+		fn, key   string
+		status    int
+		workspace api.Workspace
+		function  api.FunctionID
+	}{
+		{api.FunctionPublic, id, "", 418, "ours", id},
+		{api.FunctionPublic, id, "pds_theirs", 418, "ours", id},
+		{api.FunctionKey, id, "pds_ours", 418, "ours", id},
+		{api.FunctionKey, id, "pds_theirs", 404, "theirs", id},
+		{api.FunctionKey, id, "", 401, "", id},
+		{api.FunctionSigned, id, "", 401, "", id},
+		{api.FunctionSigned, id, "pds_ours", 418, "ours", id},
+		{api.FunctionKey, "hello", "pds_ours", 418, "ours", id},
+		{api.FunctionPublic, "hello", "pds_ours", 418, "ours", id},
+		{api.FunctionSigned, "hello", "pds_ours", 418, "ours", id},
+		{api.FunctionPublic, "hello", "pds_theirs", 404, "theirs", ""},
+		{api.FunctionPublic, "hello", "pds_none", 401, "", ""},
+		{api.FunctionPublic, "hello", "", 401, "", ""},
+		{api.FunctionKey, "other", "pds_ours", 404, "ours", ""},
+	} {
+		e := newEdge(&functions{auth: tt.auth}, &guard{})
+		r := httptest.NewRequestWithContext(t.Context(), "GET", "/x", http.NoBody)
+		if tt.key != "" {
+			r.Header.Set("Authorization", "Bearer "+tt.key)
+		}
+		w := httptest.NewRecorder()
+		fail := func(w http.ResponseWriter, _ *http.Request, err *api.Error) { w.WriteHeader(err.Code.Info().Status) }
+		p, fn := e.ForwardFunction(w, r, tt.fn, "/v1/functions/f/http-invoke", fail)
+		if w.Code != tt.status || p.Workspace != tt.workspace || fn != tt.function {
+			t.Errorf("%s function %s with the key %q: status %d, caller %q, function %q, want %d, %q, %q", tt.auth,
+				tt.fn, tt.key, w.Code, p.Workspace, fn, tt.status, tt.workspace, tt.function)
+		}
+		if strings.Contains(w.Body.String(), "pds_") {
+			t.Errorf("%s function %s: the handler has a key: %s", tt.auth, tt.fn, w.Body)
+		}
 	}
 }
 

@@ -309,11 +309,11 @@ func (f *fakeFunctions) Extend(_ context.Context, p auth.Principal, name string,
 func (f *fakeFunctions) ForwardFunction(
 	w http.ResponseWriter,
 	r *http.Request,
-	fn api.FunctionID,
-	prefix string,
+	fn, prefix string,
 	_ func(http.ResponseWriter, *http.Request, *api.Error),
-) {
+) (auth.Principal, api.FunctionID) {
 	_, _ = fmt.Fprintf(w, "%s %s %s %s %s", r.Method, r.URL.RequestURI(), fn, prefix, r.Header.Get("Authorization"))
+	return auth.Principal{Workspace: "ours", KeyPrefix: "pds_0123abcd"}, functionID
 }
 
 func withFunctions(f *fakeFunctions) func(*httpapi.Deps) {
@@ -424,7 +424,7 @@ func TestFunctionRequestsThatAreWrong(t *testing.T) {
 		{"POST", "/v1/queues/a/messages", `{"messages":[]}`, api.Invalid, "messages"},
 		{"POST", "/v1/queues/a/receive", `{"wait_seconds":21}`, api.Invalid, "wait_seconds"},
 		{"POST", "/v1/queues/a/ack", `{}`, api.Invalid, "receipts"},
-		{"GET", "/v1/functions/hello/http-invoke", "", api.NotFound, ""},
+		{"GET", "/v1/functions/a%20b/http-invoke", "", api.NotFound, ""},
 	} {
 		e := w.do(tt.method, tt.path, tt.body).failed(t)
 		if e.Code != tt.code || tt.field != "" && e.Details["field"] != tt.field {
@@ -582,17 +582,23 @@ func TestMap(t *testing.T) {
 	}
 }
 
-// TestHTTPInvoke checks what the edge gets of a request below a function's path.
+// TestHTTPInvoke checks what the edge gets of a request below a function's path, and what the audit log gets.
 func TestHTTPInvoke(t *testing.T) {
 	w := newFixture(t, withFunctions(&fakeFunctions{}))
 	const at = "/v1/functions/" + functionID + "/http-invoke"
 	for path, want := range map[string]string{
-		at:                    "PUT / " + functionID + " " + at + " Bearer " + keyMember,
-		at + "/":              "PUT / " + functionID + " " + at + " Bearer " + keyMember,
-		at + "//a%2Fb/?c=d&d": "PUT //a%2Fb/?c=d&d " + functionID + " " + at + " Bearer " + keyMember,
+		at:                                  "PUT / " + functionID + " " + at + " Bearer " + keyMember,
+		at + "/":                            "PUT / " + functionID + " " + at + " Bearer " + keyMember,
+		at + "//a%2Fb/?c=d&d":               "PUT //a%2Fb/?c=d&d " + functionID + " " + at + " Bearer " + keyMember,
+		"/v1/functions/hello/http-invoke/x": "PUT /x hello /v1/functions/hello/http-invoke Bearer " + keyMember,
 	} {
 		if a := w.do("PUT", path, "", as(keyMember)); a.body != want {
 			t.Errorf("%s: got %q, want %q", path, a.body, want)
+		}
+	}
+	for _, e := range w.entries("order=asc", 4) {
+		if e.Action != "function" || e.Target != functionID || e.Workspace != "ours" || e.Key != "pds_0123abcd" {
+			t.Errorf("audit entry %+v, want the function's id and the caller of the edge", e)
 		}
 	}
 }

@@ -34,7 +34,7 @@ func routesOf[A any](routes []apiroute.Route[A], part func(*Deps) A) []route {
 				Fail: func(w http.ResponseWriter, r *http.Request, err *api.Error) { rq.s.writeError(w, r, err) },
 			}
 			err := r.Handle(part(&rq.s.deps), c)
-			rq.target, rq.action = c.Target, c.Action
+			rq.target, rq.action, rq.p = c.Target, c.Action, c.Principal
 			return err
 		}
 		e := endpoint{in: r.In, out: r.Out, status: r.Status, takes: r.Takes, gives: r.Gives, handle: handle}

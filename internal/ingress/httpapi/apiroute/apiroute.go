@@ -18,7 +18,7 @@ import (
 type Call struct {
 	W         http.ResponseWriter
 	R         *http.Request
-	Principal auth.Principal
+	Principal auth.Principal // of a route without authorization, its handler sets it for the audit log
 
 	Decode func(v any) error       // reads and checks the JSON body
 	JSON   func(status int, v any) // sends a response

@@ -186,9 +186,9 @@ func (a API) httpInvoke(c *Call) error {
 	if a.Edge == nil {
 		return api.Errorf(api.Unsupported, "this server forwards to no functions")
 	}
-	id := api.FunctionID(c.R.PathValue("function"))
-	if !id.Valid() {
-		return api.Errorf(api.NotFound, "function %.60q not found: this path names functions by their ids", string(id))
+	fn, err := functionIn(c)
+	if err != nil {
+		return err
 	}
 	r, prefix, err := c.Inner()
 	if err != nil {
@@ -197,6 +197,7 @@ func (a API) httpInvoke(c *Call) error {
 	if list := c.R.Header.Values("Authorization"); len(list) > 0 {
 		r.Header["Authorization"] = list // the edge reads it, and removes it if it is a key
 	}
-	a.Edge.ForwardFunction(c.W, r, id, prefix, c.Fail)
+	p, id := a.Edge.ForwardFunction(c.W, r, fn, prefix, c.Fail)
+	c.Principal, c.Target = p, string(id)
 	return nil
 }

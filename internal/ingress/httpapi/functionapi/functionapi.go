@@ -98,14 +98,14 @@ type Jobs interface {
 // Edge serves requests for functions, whose callers it authorizes.
 type Edge interface {
 	// ForwardFunction serves r, whose path is that of the handler. prefix is what precedes the path in the URL of the
-	// client, whose origin the function shares with this API.
+	// client, whose origin the function shares with this API. fn is an id, or a name in the workspace of the request's
+	// key. It returns the caller and the function, as far as they are known.
 	ForwardFunction(
 		w http.ResponseWriter,
 		r *http.Request,
-		fn api.FunctionID,
-		prefix string,
+		fn, prefix string,
 		fail func(w http.ResponseWriter, r *http.Request, err *api.Error),
-	)
+	) (auth.Principal, api.FunctionID)
 }
 
 // API has the services; nil ones are unsupported.
