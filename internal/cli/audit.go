@@ -85,7 +85,7 @@ func (a *app) auditList() *cobra.Command {
 			return []string{
 				e.Time.Format(time.RFC3339), string(e.Workspace), e.Key, e.Remote, e.Action, e.Target, e.Outcome,
 			}
-		})
+		}, "WORKSPACE", "FROM", "KEY")
 	}
 	return c
 }

@@ -269,23 +269,13 @@ func (a *app) templateBuilds() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return a.Print(list, func(w io.Writer) error {
-				rows := make([][]string, 0, len(list))
-				for _, b := range list {
-					rows = append(
-						rows,
-						[]string{
-							string(b.ID),
-							b.Name,
-							string(b.Status),
-							fmt.Sprintf("%d/%d", b.StepsDone, b.Steps),
-							fmt.Sprint(b.StepsCached),
-							b.Step,
-						},
-					)
+			head := []string{"ID", "TEMPLATE", "STATUS", "STEPS", "CACHED", "STEP"}
+			return cmdutil.PrintTable(a.Factory, list, head, func(b api.Build) []string {
+				return []string{
+					string(b.ID), b.Name, string(b.Status), fmt.Sprintf("%d/%d", b.StepsDone, b.Steps),
+					fmt.Sprint(b.StepsCached), b.Step,
 				}
-				return cmdutil.Table(w, []string{"ID", "TEMPLATE", "STATUS", "STEPS", "CACHED", "STEP"}, rows)
-			})
+			}, "CACHED")
 		},
 	}
 }

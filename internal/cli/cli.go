@@ -150,6 +150,7 @@ func (a *app) root() *cobra.Command {
 	root.CompletionOptions.HiddenDefaultCmd = false
 	f := root.PersistentFlags()
 	f.BoolVar(&a.JSON, "json", false, "print JSON instead of tables")
+	f.VarP(a.OutputFlag(), "output", "o", "text, json, or wide: whole tables in a narrow terminal, too")
 	f.StringVar(
 		&a.apiURL,
 		"api",

@@ -154,8 +154,10 @@ func (a *app) snapshot() *cobra.Command {
 
 func (a *app) snapshotList() *cobra.Command {
 	var sandbox string
+	var quiet bool
 	c := &cobra.Command{Use: "list", Aliases: []string{"ls"}, Short: "List snapshots, newest first", Args: cobra.NoArgs}
 	c.Flags().StringVar(&sandbox, "sandbox", "", "only snapshots of this sandbox")
+	cmdutil.QuietFlag(c, &quiet, "ID")
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		cl, err := a.Dial()
 		if err != nil {
@@ -165,23 +167,16 @@ func (a *app) snapshotList() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		return a.Print(list, func(w io.Writer) error {
-			rows := make([][]string, 0, len(list))
-			for _, s := range list {
-				rows = append(
-					rows,
-					[]string{
-						string(s.ID),
-						s.Name,
-						string(s.SandboxID),
-						s.Template,
-						cmdutil.Size(s.SizeBytes),
-						cmdutil.Age(s.CreatedAt, time.Now()),
-					},
-				)
+		if quiet && !a.JSON {
+			return cmdutil.PrintFirst(a.Factory, list, func(s api.Snapshot) string { return string(s.ID) })
+		}
+		head := []string{"ID", "NAME", "SANDBOX", "TEMPLATE", "SIZE", "AGE"}
+		return cmdutil.PrintTable(a.Factory, list, head, func(s api.Snapshot) []string {
+			return []string{
+				string(s.ID), s.Name, string(s.SandboxID), s.Template, cmdutil.Size(s.SizeBytes),
+				cmdutil.Age(s.CreatedAt, time.Now()),
 			}
-			return cmdutil.Table(w, []string{"ID", "NAME", "SANDBOX", "TEMPLATE", "SIZE", "AGE"}, rows)
-		})
+		}, "SANDBOX")
 	}
 	return c
 }
@@ -196,7 +191,7 @@ func (a *app) snapshotGet() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			id, err := api.ParseSnapshotID(args[0])
+			id, err := cmdutil.FindSnapshot(c.Context(), cl.Snapshots, args[0])
 			if err != nil {
 				return err
 			}
@@ -233,7 +228,7 @@ func (a *app) snapshotDelete() *cobra.Command {
 				return err
 			}
 			return a.deleteAll(c.Context(), args, func(ctx context.Context, arg string) error {
-				id, err := api.ParseSnapshotID(arg)
+				id, err := cmdutil.FindSnapshot(ctx, cl.Snapshots, arg)
 				if err != nil {
 					return err
 				}

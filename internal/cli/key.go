@@ -118,7 +118,7 @@ func (a *app) keyList() *cobra.Command {
 	get := func(ctx context.Context, cl *client.Client) ([]api.Token, error) { return cl.Tokens.List(ctx) }
 	head := []string{"PREFIX", "LABEL", "ROLE", "SCOPES", "FROM", "AGE", "LAST USED", "EXPIRES"}
 	return cmdutil.ListCommand(a.Factory, "List keys", get, head,
-		func(k api.Token) []string { return keyRow(k, time.Now()) })
+		func(k api.Token) []string { return keyRow(k, time.Now()) }, "SCOPES", "FROM", "AGE")
 }
 
 func keyRow(k api.Token, now time.Time) []string {

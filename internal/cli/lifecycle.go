@@ -234,7 +234,8 @@ func (a *app) sandboxPorts() *cobra.Command {
 						},
 					)
 				}
-				return cmdutil.Table(w, []string{"PORT", "LABEL", "LISTENING", "PROGRAM", "URL"}, rows)
+				head := []string{"PORT", "LABEL", "LISTENING", "PROGRAM", "URL"}
+				return cmdutil.Table(w, head, rows, "LISTENING", "LABEL", "PROGRAM")
 			})
 		},
 	}

@@ -78,7 +78,8 @@ func (a *app) previewList() *cobra.Command {
 						p.ExpiresAt.Format(time.RFC3339),
 					})
 				}
-				return cmdutil.Table(w, []string{"ID", "PORT", "PATHS", "STATE", "MADE WITH", "EXPIRES"}, rows)
+				head := []string{"ID", "PORT", "PATHS", "STATE", "MADE WITH", "EXPIRES"}
+				return cmdutil.Table(w, head, rows, "MADE WITH")
 			})
 		},
 	}

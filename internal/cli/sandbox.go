@@ -91,7 +91,6 @@ func (a *app) sandboxCreate() *cobra.Command {
 	limits.Register(f)
 	f.BoolVar(&reach.noInternet, "no-egress", false, "same as --no-internet")
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		req.FromSnapshot = api.SnapshotID(from)
 		if f.Changed("ttl") {
 			req.TTLSeconds = seconds(ttl)
 		}
@@ -109,6 +108,11 @@ func (a *app) sandboxCreate() *cobra.Command {
 		cl, err := a.Dial()
 		if err != nil {
 			return err
+		}
+		if from != "" {
+			if req.FromSnapshot, err = cmdutil.FindSnapshot(c.Context(), cl.Snapshots, from); err != nil {
+				return err
+			}
 		}
 		sb, err := cl.Sandboxes.Create(c.Context(), req)
 		if err != nil {
@@ -131,7 +135,7 @@ func (a *app) sandboxList() *cobra.Command {
 	var quiet bool
 	c := &cobra.Command{Use: "list", Aliases: []string{"ls"}, Short: "List sandboxes, newest first", Args: cobra.NoArgs}
 	c.Flags().StringVarP(&f.Template, "template", "t", "", "only sandboxes of this template")
-	c.Flags().BoolVarP(&quiet, "quiet", "q", false, "print only ids")
+	cmdutil.QuietFlag(c, &quiet, "ID")
 	c.Flags().StringSliceVar(&states, "status", nil, "only sandboxes in one of these states")
 	c.Flags().StringToStringVar(&f.Metadata, "metadata", nil, "only sandboxes with all of this metadata")
 	c.RunE = func(c *cobra.Command, _ []string) error {
@@ -149,37 +153,24 @@ func (a *app) sandboxList() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		return a.Print(list, func(w io.Writer) error {
-			if quiet {
-				for _, s := range list {
-					fmt.Fprintln(w, s.ID)
-				}
-				return nil
-			}
-			rows := make([][]string, 0, len(list))
-			for _, s := range list {
-				persistent := ""
-				if s.Persistent {
-					persistent = "yes"
-				}
-				rows = append(
-					rows,
-					[]string{
-						string(s.ID),
-						status(s),
-						s.Template,
-						strconv.Itoa(s.MemoryMB) + " MiB",
-						cmdutil.Age(s.CreatedAt, time.Now()),
-						persistent,
-						pairs(s.Metadata),
-					},
-				)
-			}
-			head := []string{"ID", "STATUS", "TEMPLATE", "MEMORY", "AGE", "PERSISTENT", "METADATA"}
-			return cmdutil.Table(w, head, rows)
-		})
+		if quiet && !a.JSON {
+			return cmdutil.PrintFirst(a.Factory, list, func(s api.Sandbox) string { return string(s.ID) })
+		}
+		head := []string{"ID", "STATUS", "TEMPLATE", "MEMORY", "AGE", "PERSISTENT", "METADATA"}
+		return cmdutil.PrintTable(a.Factory, list, head, sandboxRow, "PERSISTENT", "METADATA", "MEMORY")
 	}
 	return c
+}
+
+func sandboxRow(s api.Sandbox) []string {
+	persistent := ""
+	if s.Persistent {
+		persistent = "yes"
+	}
+	return []string{
+		string(s.ID), status(s), s.Template, strconv.Itoa(s.MemoryMB) + " MiB", cmdutil.Age(s.CreatedAt, time.Now()),
+		persistent, pairs(s.Metadata),
+	}
 }
 
 func (a *app) sandboxGet() *cobra.Command {

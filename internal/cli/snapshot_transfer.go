@@ -23,7 +23,7 @@ func (a *app) snapshotPush() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		id, err := api.ParseSnapshotID(args[0])
+		id, err := cmdutil.FindSnapshot(c.Context(), cl.Snapshots, args[0])
 		if err != nil {
 			return err
 		}

@@ -44,7 +44,7 @@ func (a *app) templateList() *cobra.Command {
 			t.Name, baked(t), strconv.Itoa(t.CPU), strconv.Itoa(t.MemoryMB) + " MiB", strconv.Itoa(t.DiskMB) + " MiB",
 			diskUsage(t), t.Description,
 		}
-	})
+	}, "DISK", "CPU", "DISK USAGE")
 }
 
 // diskUsage returns the disk usage of a template and its apparent size.

@@ -3,14 +3,14 @@ package cmdutil
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
-	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"golang.org/x/term"
 
 	"github.com/pandastack/pandastack/client"
@@ -19,6 +19,7 @@ import (
 // Factory has what commands need of the run that they belong to.
 type Factory struct {
 	JSON           bool // print JSON instead of tables
+	Wide           bool // print whole tables, however narrow the terminal is
 	Stdin          io.Reader
 	Stdout, Stderr io.Writer
 	Dial           func() (*client.Client, error) // returns a client of the API
@@ -36,6 +37,9 @@ func (f *Factory) Print(v any, human func(w io.Writer) error) error {
 	if f.JSON {
 		return WriteJSON(f.Stdout, v)
 	}
+	if f.Wide {
+		return human(struct{ io.Writer }{f.Stdout}) // which is no terminal
+	}
 	return human(f.Stdout)
 }
 
@@ -48,14 +52,20 @@ func WriteJSON(w io.Writer, v any) error {
 }
 
 // ListCommand returns a command that prints a list: get fetches it, and row formats one element below head.
+//
+// The first column names the elements; it is all that is printed with --quiet. The columns called optional are left out
+// of a narrow terminal.
 func ListCommand[T any](
 	f *Factory,
 	short string,
 	get func(ctx context.Context, cl *client.Client) ([]T, error),
 	head []string,
 	row func(T) []string,
+	optional ...string,
 ) *cobra.Command {
 	c := &cobra.Command{Use: "list", Aliases: []string{"ls"}, Short: short, Args: cobra.NoArgs}
+	var quiet bool
+	QuietFlag(c, &quiet, head[0])
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		cl, err := f.Dial()
 		if err != nil {
@@ -65,19 +75,43 @@ func ListCommand[T any](
 		if err != nil {
 			return err
 		}
-		return PrintTable(f, list, head, row)
+		if quiet && !f.JSON {
+			return PrintFirst(f, list, func(one T) string { return row(one)[0] })
+		}
+		return PrintTable(f, list, head, row, optional...)
 	}
 	return c
 }
 
+// QuietFlag adds the flag --quiet to a command that lists what has a name in the column called first.
+func QuietFlag(c *cobra.Command, quiet *bool, first string) {
+	what := map[string]string{"ID": "ids", "PREFIX": "prefixes"}[first]
+	if what == "" {
+		what = "names"
+	}
+	c.Flags().BoolVarP(quiet, "quiet", "q", false, "print only "+what)
+}
+
+// PrintFirst prints what names the elements of a list, one on each line.
+func PrintFirst[T any](f *Factory, list []T, name func(T) string) error {
+	for _, one := range list {
+		if _, err := fmt.Fprintln(f.Stdout, name(one)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // PrintTable prints a list: as JSON with --json, else a table that row formats one element of, below head.
-func PrintTable[T any](f *Factory, list []T, head []string, row func(T) []string) error {
+//
+// The columns called optional are left out of a narrow terminal.
+func PrintTable[T any](f *Factory, list []T, head []string, row func(T) []string, optional ...string) error {
 	return f.Print(list, func(w io.Writer) error {
 		rows := make([][]string, 0, len(list))
 		for _, one := range list {
 			rows = append(rows, row(one))
 		}
-		return Table(w, head, rows)
+		return Table(w, head, rows, optional...)
 	})
 }
 
@@ -87,30 +121,6 @@ func (f *Factory) PrintLine(v any, line string) error {
 		_, err := fmt.Fprintln(w, line)
 		return err
 	})
-}
-
-// Table writes aligned rows below a header.
-func Table(w io.Writer, head []string, rows [][]string) error {
-	t := tabwriter.NewWriter(w, 0, 4, 2, ' ', 0)
-	fmt.Fprintln(t, strings.Join(head, "\t"))
-	for _, r := range rows {
-		fmt.Fprintln(t, strings.Join(r, "\t"))
-	}
-	return t.Flush()
-}
-
-// Fact is one line of the description of an object: a name and a value.
-type Fact [2]string
-
-// Facts writes aligned names and values, without those whose value is empty.
-func Facts(w io.Writer, all []Fact) error {
-	t := tabwriter.NewWriter(w, 0, 4, 2, ' ', 0)
-	for _, f := range all {
-		if f[1] != "" {
-			fmt.Fprintf(t, "%s\t%s\n", f[0], f[1])
-		}
-	}
-	return t.Flush()
 }
 
 // Statusf writes one line about progress to standard error, and nothing with --json.
@@ -154,4 +164,33 @@ func Size(n int64) string {
 func Terminal(stream any) (*os.File, bool) {
 	f, ok := stream.(*os.File)
 	return f, ok && term.IsTerminal(int(f.Fd()))
+}
+
+// OutputFlag is the flag --output, which sets the form of what f prints.
+func (f *Factory) OutputFlag() pflag.Value { return (*outputFlag)(f) }
+
+type outputFlag Factory
+
+// String returns the form.
+func (o *outputFlag) String() string {
+	switch {
+	case o.JSON:
+		return "json"
+	case o.Wide:
+		return "wide"
+	}
+	return "text"
+}
+
+// Type returns what help calls the value.
+func (o *outputFlag) Type() string { return "form" }
+
+// Set sets the form.
+func (o *outputFlag) Set(form string) error {
+	switch form {
+	case "text", "wide", "json":
+		o.Wide, o.JSON = form == "wide", form == "json"
+		return nil
+	}
+	return errors.New("give text, wide or json")
 }

@@ -39,7 +39,11 @@ func run(
 		c.Args = cobra.ExactArgs(1)
 	}
 	return cmdutil.WithClient(f, c, func(ctx context.Context, cl *client.Client, args []string) error {
-		return do(ctx, cl.Databases, api.DatabaseID(args[0]))
+		id, err := cmdutil.FindDatabase(ctx, cl.Databases, args[0])
+		if err != nil {
+			return err
+		}
+		return do(ctx, cl.Databases, id)
 	})
 }
 
@@ -113,7 +117,7 @@ func list(f *cmdutil.Factory) *cobra.Command {
 		return []string{
 			string(d.ID), d.Label, string(d.Status), string(d.Size), d.Version, cmdutil.Age(created(d), time.Now()),
 		}
-	})
+	}, "VERSION")
 }
 
 func created(d api.Database) time.Time {

@@ -8,6 +8,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -16,6 +17,9 @@ import (
 	"github.com/pandastack/pandastack/internal/cli/cmdutil"
 	"github.com/pandastack/pandastack/internal/cli/database"
 )
+
+// shop is the id that the tests write as dbs1.
+const shop = "dbs10000000000000000000"
 
 // server returns its replies in turn, the last one again and again, and keeps the calls.
 type server struct {
@@ -29,7 +33,8 @@ func newServer(t *testing.T, replies ...any) *server {
 	s := &server{replies: replies}
 	s.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)
-		s.calls = append(s.calls, strings.TrimSpace(r.Method+" "+r.URL.RequestURI()+" "+string(body)))
+		call := strings.TrimSpace(r.Method + " " + r.URL.RequestURI() + " " + string(body))
+		s.calls = append(s.calls, strings.ReplaceAll(call, shop, "dbs1"))
 		reply := s.replies[0]
 		if len(s.replies) > 1 {
 			s.replies = s.replies[1:]
@@ -48,6 +53,12 @@ func (s *server) run(t *testing.T, asJSON bool, args ...string) (stdout, stderr 
 		Dial: func() (*client.Client, error) { return client.New(s.URL, "pds_test") }}
 	c := database.Command(f)
 	c.SilenceUsage, c.SilenceErrors = true, true
+	args = slices.Clone(args)
+	for i, arg := range args {
+		if arg == "dbs1" {
+			args[i] = shop
+		}
+	}
 	c.SetArgs(args)
 	err = c.ExecuteContext(t.Context())
 	return out.String(), errs.String(), err

@@ -33,7 +33,11 @@ func psql(f *cmdutil.Factory) *cobra.Command {
 		if err != nil {
 			return err
 		}
-		conn, err := cl.Databases.Connection(c.Context(), api.DatabaseID(args[0]))
+		id, err := cmdutil.FindDatabase(c.Context(), cl.Databases, args[0])
+		if err != nil {
+			return err
+		}
+		conn, err := cl.Databases.Connection(c.Context(), id)
 		if err != nil {
 			return err
 		}

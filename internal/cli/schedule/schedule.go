@@ -214,7 +214,7 @@ func list(f *cmdutil.Factory) *cobra.Command {
 	head := []string{"ID", "NAME", "CRON", "NEXT", "LAST"}
 	return cmdutil.ListCommand(f, "List schedules", get, head, func(s api.Schedule) []string {
 		return []string{string(s.ID), s.Name, s.Cron, next(s), string(s.LastStatus)}
-	})
+	}, "ID")
 }
 
 func next(s api.Schedule) string {

@@ -79,7 +79,7 @@ func list(f *cmdutil.Factory) *cobra.Command {
 			v.Name, cmdutil.Size(v.SizeBytes), cmdutil.Size(v.UsedBytes), user(v), lastBackup(v, now),
 			cmdutil.Age(v.CreatedAt, now),
 		}
-	})
+	}, "LAST BACKUP")
 }
 
 // user returns what uses a volume.
