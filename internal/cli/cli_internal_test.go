@@ -12,6 +12,8 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/cli/cmdutil"
 	"github.com/pandastack/pandastack/internal/ingress/proxy"
@@ -191,6 +193,29 @@ func TestPreviewID(t *testing.T) {
 	} {
 		if got := previewID(text); got != id {
 			t.Errorf("previewID(%q) = %s, want %s", text, got, id)
+		}
+	}
+}
+
+// TestCopySaysWhatItCannotCopy copies a fifo, which has no content that ends.
+func TestCopySaysWhatItCannotCopy(t *testing.T) {
+	dir := t.TempDir()
+	pipe := filepath.Join(dir, "deep", "pipe")
+	if err := errors.Join(os.Mkdir(filepath.Dir(pipe), 0o755), unix.Mkfifo(pipe, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	c := &copier{}
+	if err := c.upload(t.Context(), nil, pipe, "/tmp/"); err == nil || !strings.Contains(err.Error(), pipe) {
+		t.Errorf("copy of a fifo: %v", err)
+	}
+	if err := c.uploadTree(t.Context(), dir, "/tmp"); err == nil || !strings.Contains(err.Error(), pipe) {
+		t.Errorf("copy of a directory with a fifo: %v", err)
+	}
+	for arg, want := range map[string]bool{
+		"web:/tmp": true, "sbx:/a:b": true, "./a:b": false, "/a:b": false, "a": false, ":x": false, "-": false,
+	} {
+		if _, _, ok := inSandbox(arg); ok != want {
+			t.Errorf("inSandbox(%q) = %v", arg, ok)
 		}
 	}
 }

@@ -34,12 +34,12 @@ func (a *app) sandboxCopy() *cobra.Command {
 	}
 	c.Flags().StringVar(&user, "user", "", "owner of the files written in the sandbox")
 	c.RunE = func(c *cobra.Command, args []string) error {
-		fromID, from, fromThere := strings.Cut(args[0], ":")
-		toID, to, toThere := strings.Cut(args[1], ":")
-		fromThere, toThere = fromThere && api.SandboxID(fromID).Valid(), toThere && api.SandboxID(toID).Valid()
+		fromID, from, fromThere := inSandbox(args[0])
+		toID, to, toThere := inSandbox(args[1])
 		switch {
 		case fromThere == toThere:
-			return fmt.Errorf("exactly one side must be ID:PATH with the id of a sandbox")
+			return fmt.Errorf("exactly one side must be ID:PATH with the id or name of a sandbox; write a local path " +
+				"with a colon as ./PATH")
 		case toThere:
 			cl, id, err := a.dialSandbox(c.Context(), toID)
 			if err != nil {
@@ -57,6 +57,12 @@ func (a *app) sandboxCopy() *cobra.Command {
 	return c
 }
 
+// inSandbox splits ID:PATH. It reports false for a local path, which has no colon or a slash before it.
+func inSandbox(arg string) (id, path string, ok bool) {
+	id, path, ok = strings.Cut(arg, ":")
+	return id, path, ok && id != "" && !strings.Contains(id, "/")
+}
+
 // copier copies files between this machine and one sandbox.
 type copier struct {
 	*client.Client
@@ -72,6 +78,9 @@ func (c *copier) upload(ctx context.Context, stdin io.Reader, from, to string) e
 	info, err := os.Stat(from)
 	if err != nil {
 		return err
+	}
+	if !info.IsDir() && !info.Mode().IsRegular() {
+		return notCopied(from, info.Mode())
 	}
 	if e, err := c.Files.Stat(ctx, c.id, to); err == nil && e.IsDir {
 		to = path.Join(to, filepath.Base(from))
@@ -99,6 +108,9 @@ func (c *copier) upload(ctx context.Context, stdin io.Reader, from, to string) e
 
 // uploadTree sends a directory as one archive and unpacks it in the sandbox.
 func (c *copier) uploadTree(ctx context.Context, from, to string) error {
+	if err := packable(from); err != nil {
+		return err
+	}
 	archive := "/tmp/.pandastack-" + strings.TrimPrefix(string(api.NewRequestID()), "req") + ".tar"
 	r, w := io.Pipe()
 	done := make(chan error, 1)
@@ -146,6 +158,31 @@ func pack(dir string, w io.Writer) error {
 		return err
 	}
 	return t.Close()
+}
+
+// packable returns an error that names the first file below dir that is no directory, regular file or link.
+func packable(dir string) error {
+	return filepath.WalkDir(dir, func(name string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() || d.Type().IsRegular() || d.Type() == fs.ModeSymlink {
+			return err
+		}
+		return notCopied(name, d.Type())
+	})
+}
+
+// notCopied is the error for a file that has no content to copy: reading a fifo could take forever.
+func notCopied(name string, mode fs.FileMode) error {
+	kind := "a special file"
+	switch {
+	case mode&fs.ModeNamedPipe != 0:
+		kind = "a fifo"
+	case mode&fs.ModeSocket != 0:
+		kind = "a socket"
+	case mode&fs.ModeDevice != 0:
+		kind = "a device"
+	}
+	return local(fmt.Errorf("%q is %s, which cannot be copied: remove it, or send its content through standard input "+
+		"with -", name, kind))
 }
 
 func (c *copier) download(ctx context.Context, stdout io.Writer, from, to string) error {

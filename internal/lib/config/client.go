@@ -75,6 +75,9 @@ func LoadClient(src ClientSources) (Client, error) {
 		fill(url, key, path)
 	}
 	fill(DefaultURL, "", "default")
+	if strings.HasSuffix(strings.TrimRight(c.URL, "/"), "/v1") {
+		return Client{}, fmt.Errorf("%s: %s ends in /v1: give the address of the server without it", c.Origin, c.URL)
+	}
 	return c, nil
 }
 
