@@ -42,20 +42,29 @@ func (s *Sandboxes) Terminal(ctx context.Context, id api.SandboxID, req Terminal
 	setNonEmpty(q, "cmd", req.Cmd)
 	setNonEmpty(q, "cwd", req.Cwd)
 	setNonEmpty(q, "user", req.User)
-	address := "ws" + strings.TrimPrefix(s.c.base.String(), "http") + sandboxPath(id, "exec", "pty") + "?" + q.Encode()
-	header := http.Header{"User-Agent": {s.c.agent}}
-	if s.c.key != "" {
-		header.Set("Authorization", "Bearer "+s.c.key)
+	conn, err := s.c.socket(ctx, sandboxPath(id, "exec", "pty")+"?"+q.Encode())
+	if err != nil {
+		return nil, err
 	}
-	conn, res, err := websocket.Dial(ctx, address, &websocket.DialOptions{HTTPClient: s.c.http, HTTPHeader: header})
+	conn.SetReadLimit(maxFrame)
+	return &Terminal{conn}, nil
+}
+
+// socket opens a WebSocket at a path.
+func (c *Client) socket(ctx context.Context, path string) (*websocket.Conn, error) {
+	address := "ws" + strings.TrimPrefix(c.base.String(), "http") + path
+	header := http.Header{"User-Agent": {c.agent}}
+	if c.key != "" {
+		header.Set("Authorization", "Bearer "+c.key)
+	}
+	conn, res, err := websocket.Dial(ctx, address, &websocket.DialOptions{HTTPClient: c.http, HTTPHeader: header})
 	if err != nil {
 		if res != nil && res.StatusCode != http.StatusSwitchingProtocols {
 			return nil, responseError(res)
 		}
 		return nil, transportError(ctx, err)
 	}
-	conn.SetReadLimit(maxFrame)
-	return &Terminal{conn}, nil
+	return conn, nil
 }
 
 // Receive returns the next output. When the program has exited it returns an *Exited with the exit code.

@@ -34,6 +34,7 @@ func (a *app) sandbox() *cobra.Command {
 		a.sandboxLogs(),
 		a.sandboxPorts(),
 		a.sandboxPreview(),
+		process.PortForward(a.Factory),
 		a.sandboxMetrics(),
 		a.sandboxLifecycle(),
 		a.sandboxNetwork(),

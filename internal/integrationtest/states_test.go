@@ -36,6 +36,7 @@ var wantByState = map[string][4]string{
 	"GET metrics":                    {"ok", "ok", "ok", "not_found"},
 	"GET network":                    {"ok", "ok", "ok", "not_found"},
 	"GET ports":                      {"ok", "ok", "ok", "not_found"},
+	"GET ports/{port}/connect":       {"wrong_state", "unreachable", "wrong_state", "not_found"},
 	"GET processes":                  {"wrong_state", "ok", "wrong_state", "not_found"},
 	"GET processes/{pid}/stream":     {"wrong_state", "not_found", "wrong_state", "not_found"},
 	"GET previews":                   {"ok", "ok", "ok", "not_found"},
@@ -196,7 +197,8 @@ func call(t *testing.T, w *integrationtest.Platform, route string, id api.Sandbo
 		rq.URL.RawQuery = "path=file"
 	}
 	rq.Header.Set("Authorization", "Bearer "+w.Key)
-	if strings.HasPrefix(rest, "exec/ws") || strings.HasPrefix(rest, "exec/pty") || rest == "ssh" {
+	if strings.HasPrefix(rest, "exec/ws") || strings.HasPrefix(rest, "exec/pty") || rest == "ssh" ||
+		strings.HasSuffix(rest, "/connect") {
 		for name, value := range map[string]string{
 			"Connection": "Upgrade", "Upgrade": "websocket",
 			"Sec-WebSocket-Version": "13", "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",

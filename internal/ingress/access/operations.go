@@ -212,6 +212,7 @@ var operationsV1 = map[string]Need{
 	"DELETE " + cron: exec, "POST " + cron + "/trigger": exec, "GET " + cron + "/runs": read,
 
 	"GET " + box + "/ports": read, "POST " + box + "/ports": ports, "DELETE " + box + "/ports/{port}": ports,
+	"GET " + box + "/ports/{port}/connect": ports,
 	"GET " + box + "/previews": ports, "DELETE " + box + "/previews": ports,
 	"DELETE " + box + "/previews/{preview}": ports,
 	"POST " + box + "/preview-token":        ports, "POST " + box + "/preview": ports,

@@ -8,9 +8,12 @@ import (
 	"strings"
 
 	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/internal/control/sandbox/hosterror"
 	"github.com/pandastack/pandastack/internal/ingress/httpapi/appapi"
+	"github.com/pandastack/pandastack/internal/ingress/httpapi/execstream"
 	"github.com/pandastack/pandastack/internal/ingress/httpapi/functionapi"
 	"github.com/pandastack/pandastack/internal/ingress/proxy"
+	"github.com/pandastack/pandastack/internal/lib/wstunnel"
 )
 
 // forwards reports whether the requests of a pattern are forwarded to programs.
@@ -76,6 +79,33 @@ func removePort(rq *request) error {
 		return err
 	}
 	return rq.s.deps.Sandboxes.RemovePort(rq.r.Context(), rq.p, id, int(port))
+}
+
+// connectPort carries a connection to a port in a WebSocket. It connects before the upgrade, so that a failure is an HTTP
+// error.
+func connectPort(rq *request) error {
+	port, err := rq.port()
+	if err == nil {
+		err = socketOnly(rq)
+	}
+	if err != nil {
+		return err
+	}
+	g, err := rq.guest()
+	if err != nil {
+		return err
+	}
+	conn, err := g.DialPort(rq.r.Context(), port)
+	if err != nil {
+		return hosterror.OfGuest(err, "port "+strconv.Itoa(int(port)))
+	}
+	defer conn.Close()
+	socket, err := execstream.Accept(rq.w, rq.r)
+	if err != nil {
+		return err
+	}
+	wstunnel.Relay(rq.r.Context(), socket, conn)
+	return nil
 }
 
 // splitForwardPath returns the route of a path that forwards to programs, its values, and the rest of the path.

@@ -202,6 +202,7 @@ func portRoutes() []route {
 		get(sandboxPath+"/ports", "List declared and listening ports", jsonOut(200, listPorts)),
 		post(sandboxPath+"/ports", "Declare a port", jsonInOut(201, declarePort)),
 		del(sandboxPath+"/ports/{port}", "Remove the declaration of a port", noContent(removePort)),
+		get(sandboxPath+"/ports/{port}/connect", "Connect to a TCP port over a WebSocket", raw(ws, connectPort)),
 		post(sandboxPath+"/preview-token", "Make a signed address of a port that needs no key",
 			jsonInOut(201, makePreview)),
 		alias(post(sandboxPath+"/preview", "Make a signed address of a port that needs no key",
