@@ -47,7 +47,8 @@ func TestFill(t *testing.T) {
 	id := func(kind, letter string) string { return kind + strings.Repeat(letter, 20) }
 	printed := id("sbx", "a") + "\n" + id("sbx", "b") + "\n" + id("snp", "c") + "\n"
 	for text, want := range map[string]string{
-		"keep <child>": "keep " + id("sbx", "b"), "from <snp...>": "from " + id("snp", "c"), "plain < file": "plain < file",
+		"keep <child>":  "keep " + id("sbx", "b"),
+		"from <snp...>": "from " + id("snp", "c"), "plain < file": "plain < file",
 	} {
 		if got, err := fill(text, printed); err != nil || got != want {
 			t.Errorf("fill(%q) = %q, %v; want %q", text, got, err, want)

@@ -151,7 +151,7 @@ func mistakes(t *testing.T, n *nodelab.Node) {
 		{"pandastack schedule trigger reprot", 5, "pandastack schedule list"},
 		{"pandastack snapshot get before-all", 5, "give its id, its name"},
 		{"pandastack --key pds_wrong sandbox list", 3, "give a key of this node with --key or PANDASTACK_API_KEY"},
-		{"PANDASTACK_API=" + n.URL + " PANDASTACK_DATA_DIR=/nonexistent pandastack sandbox list", 3, "PANDASTACK_API_KEY"},
+		{"PANDASTACK_API=" + n.URL + " pandastack --data-dir /none sandbox list", 3, "PANDASTACK_API_KEY"},
 		{"pandastack --api http://127.0.0.1:1 sandbox list", 12, "cannot reach"},
 		{"pandastack --api localhost:7700 sandbox list", 2, "is not like http://host:port"},
 		{"pandastack --api " + n.URL + "/v1 sandbox list", 2, "ends in /v1"},

@@ -1,7 +1,7 @@
 //go:build e2e
 
-// Package firsthour runs what a stranger types in the first hour: the commands of README.md and docs/getting-started.md,
-// from their text, and the mistakes that people make, each in a terminal of 80 columns.
+// Package firsthour runs what a stranger types in the first hour, in a terminal of 80 columns: the commands of
+// README.md and docs/getting-started.md, from their text, and the mistakes that people make.
 //
 // Before a block of commands that the test cannot run, such as the installation of packages, the page says so in a
 // comment, which readers do not see:

@@ -89,7 +89,7 @@ func TestPortForward(t *testing.T) {
 	}
 	for range 2 {
 		if got, err := send(open[1], "hello"); err != nil || got != "hello" {
-			t.Errorf("the open port answers %q, %v", got, err)
+			t.Errorf("the open port returns %q, %v", got, err)
 		}
 	}
 	answer := make(chan string)
@@ -101,7 +101,7 @@ func TestPortForward(t *testing.T) {
 		t.Errorf("for the closed port the command says %q", got)
 	}
 	if got := <-answer; got != "" {
-		t.Errorf("the closed port answers %q", got)
+		t.Errorf("the closed port returns %q", got)
 	}
 	cancel()
 	if err := <-done; err != nil {

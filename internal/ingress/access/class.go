@@ -30,6 +30,7 @@ var classes = map[Face]map[string]Class{
 		"DELETE " + box: Deletes, "POST /v1/sandboxes": Creates, "POST " + box + "/fork": Creates,
 		"POST " + box + "/fork-tree": Creates, "POST " + box + "/wake": Creates, "POST " + box + "/start": Creates,
 		"GET " + box + "/ports/{port}/connect": Work,
+
 		"DELETE " + dbs: Deletes, "POST /v1/databases": Creates, "POST " + dbs + "/clone": Creates,
 		"POST " + dbs + "/wake": Creates, "GET " + dbs + "/connection": Reads,
 		"DELETE " + app: Deletes, "POST /v1/apps": Creates, "POST " + app + "/deploys": Creates,

@@ -213,7 +213,7 @@ var operationsV1 = map[string]Need{
 
 	"GET " + box + "/ports": read, "POST " + box + "/ports": ports, "DELETE " + box + "/ports/{port}": ports,
 	"GET " + box + "/ports/{port}/connect": ports,
-	"GET " + box + "/previews": ports, "DELETE " + box + "/previews": ports,
+	"GET " + box + "/previews":             ports, "DELETE " + box + "/previews": ports,
 	"DELETE " + box + "/previews/{preview}": ports,
 	"POST " + box + "/preview-token":        ports, "POST " + box + "/preview": ports,
 	box + "/proxy/{port}/{path...}": ports, "/v1/p/{token}/{path...}": Signed,

@@ -40,7 +40,7 @@ func TestConnectPort(t *testing.T) {
 		got.Write(data)
 	}
 	if !strings.HasSuffix(got.String(), "from inside") {
-		t.Errorf("the port answers %q", got.String())
+		t.Errorf("the port returns %q", got.String())
 	}
 	if err := c.Write(t.Context(), websocket.MessageText, []byte("end")); err != nil {
 		t.Fatal(err)
@@ -48,7 +48,7 @@ func TestConnectPort(t *testing.T) {
 	if _, _, err := c.Read(t.Context()); websocket.CloseStatus(err) != websocket.StatusNormalClosure {
 		t.Errorf("after both ends the socket ends with %v", err)
 	}
-	if last := w.entries("", 2)[0]; !strings.HasSuffix(last.Action, "/connect") || last.Outcome != "ok" {
+	if last := w.entries("", 2)[0]; last.Action != "port 3000" || last.Outcome != "ok" {
 		t.Errorf("the last entry of the audit log is %+v", last)
 	}
 }

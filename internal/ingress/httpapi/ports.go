@@ -81,8 +81,7 @@ func removePort(rq *request) error {
 	return rq.s.deps.Sandboxes.RemovePort(rq.r.Context(), rq.p, id, int(port))
 }
 
-// connectPort carries a connection to a port in a WebSocket. It connects before the upgrade, so that a failure is an HTTP
-// error.
+// connectPort carries a connection to a port in a WebSocket. It connects first, so that a failure is an HTTP error.
 func connectPort(rq *request) error {
 	port, err := rq.port()
 	if err == nil {
@@ -91,6 +90,7 @@ func connectPort(rq *request) error {
 	if err != nil {
 		return err
 	}
+	rq.action = "port " + strconv.Itoa(int(port))
 	g, err := rq.guest()
 	if err != nil {
 		return err

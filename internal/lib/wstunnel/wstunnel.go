@@ -20,8 +20,9 @@ const chunk = 32 << 10
 // maxMessage bounds the messages of the other side, which are not buffered.
 const maxMessage = 16 << 20
 
-// Relay copies bytes between a WebSocket and a connection until both directions have ended, one of the two has failed,
-// or ctx ends. It closes both.
+// Relay copies bytes between a WebSocket and a connection, and closes both.
+//
+// It returns when both directions have ended, one of the two has failed, or ctx ends.
 func Relay(ctx context.Context, ws *websocket.Conn, conn net.Conn) {
 	ctx, cancel := context.WithCancel(ctx)
 	ws.SetReadLimit(maxMessage)
