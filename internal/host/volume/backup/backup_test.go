@@ -444,9 +444,9 @@ func TestWhatCannotBeDone(t *testing.T) {
 	}
 }
 
-// TestFailuresOfTheStore fails every request of every operation. Nothing is left, nothing is lost, and the operation
+// TestFailureOfEveryRequest fails every request of every operation. Nothing is left, nothing is lost, and the operation
 // can be repeated.
-func TestFailuresOfTheStore(t *testing.T) {
+func TestFailureOfEveryRequest(t *testing.T) {
 	operations := map[string]struct {
 		do   func(h *host) error
 		left string // after a failure
