@@ -20,7 +20,6 @@ import (
 	"github.com/pandastack/pandastack/internal/control/store"
 	"github.com/pandastack/pandastack/internal/control/template"
 	"github.com/pandastack/pandastack/internal/ingress/functionedge"
-	"github.com/pandastack/pandastack/internal/lib/blob"
 	"github.com/pandastack/pandastack/internal/os/clientconfig"
 )
 
@@ -77,11 +76,10 @@ func (n *node) functions(ctx context.Context, deps functionDeps, jobs *job.Queue
 	if err := os.MkdirAll(spool, 0o700); err != nil {
 		return f, fmt.Errorf("functions: %w", err)
 	}
-	code, err := blob.Open(ctx, "file://"+n.path("functions", "code"), blob.Options{})
+	code, err := n.functionCode(ctx, deps.store.ID())
 	if err != nil {
-		return f, fmt.Errorf("functions: %w", err)
+		return f, fmt.Errorf("code of functions: %w", err)
 	}
-	n.undo.Push("close code of functions", func(context.Context) error { return code.Close() })
 	mirrors, err := appMirrors(ctx, n.Config.Apps.Mirrors, clientconfig.Here())
 	if err != nil {
 		return f, err

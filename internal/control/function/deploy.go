@@ -136,10 +136,30 @@ func (s *Service) addVersion(
 		}
 		return tx.InsertVersion(ctx, &v)
 	})
+	if err == nil {
+		err = s.keepCode(ctx, code)
+	}
 	if err != nil {
 		s.stray.Store(true)
 	}
 	return v, err
+}
+
+// keepCode keeps the code of a version once more if another process has removed it, as no version had it, before there
+// was the row.
+func (s *Service) keepCode(ctx context.Context, code *spooled) error {
+	_, err := s.deps.Code.Stat(ctx, codeKey(code.digest))
+	if !errors.Is(err, blob.ErrNotFound) {
+		return err
+	}
+	if _, err := code.file.Seek(0, io.SeekStart); err != nil {
+		return err
+	}
+	err = s.deps.Code.PutIfAbsent(ctx, codeKey(code.digest), code.file, code.size)
+	if errors.Is(err, blob.ErrExists) {
+		return nil
+	}
+	return err
 }
 
 // built waits until a version is built, and returns its error.

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/internal/lib/blob"
 )
 
 // TestRunIsWrittenFirst checks that the caller of a function does not wait for the removal of its machine. In a service
@@ -51,5 +52,25 @@ func TestRunIsWrittenFirst(t *testing.T) {
 		if !written || !destroyed(before) {
 			t.Errorf("%s: run written %t, machine removed %t", name, written, destroyed(before))
 		}
+	}
+}
+
+// TestCodeOfAnotherProcess removes the code of a version as another process does that has not seen its row: it is kept.
+func TestCodeOfAnotherProcess(t *testing.T) {
+	w := newFixture(t)
+	w.made()
+	removed := 0
+	w.hook(hooks{fault: func(op string, committed bool) error {
+		if op != "function deploy" || committed {
+			return nil
+		}
+		return w.code.List(t.Context(), "", func(i blob.Info) error {
+			removed++
+			return w.code.Delete(t.Context(), i.Key)
+		})
+	}})
+	w.live(code{Name: "one"})
+	if removed != 1 {
+		t.Errorf("%d bundles were removed", removed)
 	}
 }

@@ -256,7 +256,8 @@ var settingDocs = map[string]string{
 
 	"templates.rebake": "Bake templates again in the background, at the start of the node, that a new guest agent, " +
 		"kernel, monitor or recipe made stale; without it the next create does.",
-	"object_store.url": "Object store for snapshots that move between hosts and for backups of volumes: " +
+	"object_store.url": "Object store for snapshots that move between hosts, backups of volumes and " +
+		"code of functions: " +
 		"file:///path, s3://bucket?region=..., gs://bucket or azblob://container; empty is none.",
 	"object_store.key": "File with the master key that encrypts stored objects. It is created if it does not exist, " +
 		"and " +
