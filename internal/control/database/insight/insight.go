@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
@@ -105,12 +106,35 @@ func failed(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return api.AsError(context.Cause(ctx))
 	}
-	return api.Wrap(api.Unavailable, err, "the server of the database did not answer: "+firstLine(err.Error()))
+	if said, ok := errors.AsType[*pgconn.PgError](err); ok { // by the user's own server
+		if said.Code == noDatabase {
+			return api.Errorf(api.NotFound, "database: the server has none of this name: leave it out for %s",
+				defaultDatabase).With("field", "database")
+		}
+		return api.Errorf(api.Unavailable, "the server of the database refused: %s", firstLine(said.Message))
+	}
+	cause := lineError{err}
+	return api.Wrap(api.Unavailable, cause, "the server of the database did not answer: "+cause.Error())
 }
+
+// noDatabase is the SQLSTATE invalid_catalog_name.
+const noDatabase = "3D000"
+
+// lineError is an error of which only the first line is shown.
+type lineError struct{ error }
+
+// Error implements error.
+func (e lineError) Error() string { return firstLine(e.error.Error()) }
+
+// Unwrap returns the error.
+func (e lineError) Unwrap() error { return e.error }
+
+// lineLimit bounds the text of an error.
+const lineLimit = 1 << 10
 
 func firstLine(s string) string {
 	line, _, _ := strings.Cut(s, "\n")
-	return guestapi.Printable(line)
+	return guestapi.Printable(line[:min(len(line), lineLimit)])
 }
 
 // Stats returns measurements of a server.

@@ -2,12 +2,15 @@ package insight
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/control/auth"
@@ -183,4 +186,31 @@ func TestMetrics(t *testing.T) {
 			t.Errorf("%d databases are kept after their end", len(r.series))
 		}
 	})
+}
+
+// What a user may not see of an error can be cut off; what the user's own server says stays.
+func TestFailures(t *testing.T) {
+	const path = "/var/lib/pandastack/machines/sbx1/vsock"
+	server := &pgconn.PgError{Code: "42501", Message: "permission denied for table t"}
+	for _, one := range []struct {
+		name, want string
+		err        error
+	}{
+		{"host", "the server of the database did not answer", errors.New("dial unix " + path + ": refused")},
+		{"lines", "the server of the database did not answer", errors.New("failed:\n\tdial unix " + path + ": refused")},
+		{"long", "the server of the database did not answer", errors.New(strings.Repeat("x", 4096) + path)},
+		{"unprintable", "the server of the database did not answer", errors.New(path + "\x1b[31m")},
+		{"server", "the server of the database refused: permission denied for table t",
+			fmt.Errorf("%s: %w", path, server)},
+		{"database", "database: the server has none of this name: leave it out for pandastack",
+			fmt.Errorf("%s: %w", path, &pgconn.PgError{Code: "3D000", Message: "database \"x\" does not exist"})},
+	} {
+		err := failed(t.Context(), one.err)
+		if got := api.ForUsers(err).Message; got != one.want {
+			t.Errorf("%s: %q, want %q", one.name, got, one.want)
+		}
+		if one.name != "database" && api.CodeOf(err) != api.Unavailable {
+			t.Errorf("%s: %v has the code %s", one.name, err, api.CodeOf(err))
+		}
+	}
 }

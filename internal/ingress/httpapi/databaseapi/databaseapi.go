@@ -160,7 +160,7 @@ func (a API) List(ctx context.Context, c Caller) ([]api.Database, error) {
 	}
 	list, err := a.Databases.List(ctx, c.Principal)
 	if err != nil {
-		return nil, err
+		return nil, refusal(c, err)
 	}
 	out := make([]api.Database, 0, len(list))
 	for _, d := range list {
@@ -175,7 +175,7 @@ func (a API) Delete(ctx context.Context, c Caller) error {
 	if err != nil {
 		return err
 	}
-	return s.Delete(ctx, c.Principal, id)
+	return refusal(c, s.Delete(ctx, c.Principal, id))
 }
 
 // Connection returns how to connect to the database of a caller, which may run commands.
@@ -184,7 +184,8 @@ func (a API) Connection(ctx context.Context, c Caller, _ url.Values) (out api.Da
 	if err != nil {
 		return out, err
 	}
-	return s.Connection(ctx, c.Principal, id)
+	out, err = s.Connection(ctx, c.Principal, id)
+	return out, refusal(c, err)
 }
 
 // Wake begins to wake the database of a caller.
@@ -203,7 +204,8 @@ func (a API) Backups(ctx context.Context, c Caller, _ url.Values) (out api.Datab
 	if err != nil {
 		return out, err
 	}
-	return s.Backups(ctx, c.Principal, id)
+	out, err = s.Backups(ctx, c.Principal, id)
+	return out, refusal(c, err)
 }
 
 // BackUp orders a base backup of the database of a caller.
@@ -212,7 +214,8 @@ func (a API) BackUp(ctx context.Context, c Caller, _ url.Values) (out api.Databa
 	if err != nil {
 		return out, err
 	}
-	return s.BackUp(ctx, c.Principal, id)
+	out, err = s.BackUp(ctx, c.Principal, id)
+	return out, refusal(c, err)
 }
 
 // Rehearse begins a rehearsal of the restore of the database of a caller.
@@ -221,7 +224,8 @@ func (a API) Rehearse(ctx context.Context, c Caller, _ url.Values) (out api.Data
 	if err != nil {
 		return out, err
 	}
-	return s.Rehearse(ctx, c.Principal, id)
+	out, err = s.Rehearse(ctx, c.Principal, id)
+	return out, refusal(c, err)
 }
 
 // Stats returns measurements of the server of a database.
@@ -230,7 +234,8 @@ func (a API) Stats(ctx context.Context, c Caller, _ url.Values) (out api.Databas
 	if err != nil {
 		return out, err
 	}
-	return in.Stats(ctx, c.Principal, id)
+	out, err = in.Stats(ctx, c.Principal, id)
+	return out, refusal(c, err)
 }
 
 // Logs returns the end of the log of a database's server; q has lines.
@@ -243,7 +248,8 @@ func (a API) Logs(ctx context.Context, c Caller, q url.Values) (out api.Database
 	if err != nil {
 		return out, err
 	}
-	return in.Logs(ctx, c.Principal, id, lines)
+	out, err = in.Logs(ctx, c.Principal, id, lines)
+	return out, refusal(c, err)
 }
 
 // Metrics returns what a database's server used over time; q has range and bucket.
@@ -252,7 +258,8 @@ func (a API) Metrics(ctx context.Context, c Caller, q url.Values) (out api.Datab
 	if err != nil {
 		return out, err
 	}
-	return in.Metrics(ctx, c.Principal, id, q.Get("range"), q.Get("bucket"))
+	out, err = in.Metrics(ctx, c.Principal, id, q.Get("range"), q.Get("bucket"))
+	return out, refusal(c, err)
 }
 
 // Insights returns what a database does; q has database, order and limit.
@@ -269,7 +276,8 @@ func (a API) Insights(ctx context.Context, c Caller, q url.Values) (out api.Data
 	if err := what.Validate(); err != nil {
 		return out, err
 	}
-	return in.Insights(ctx, c.Principal, id, what)
+	out, err = in.Insights(ctx, c.Principal, id, what)
+	return out, refusal(c, err)
 }
 
 // number returns a whole number of a query from 1 to most, or fallback if there is none.
