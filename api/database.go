@@ -338,6 +338,32 @@ func (r *UpgradeDatabaseRequest) Validate() error {
 	return nil
 }
 
+// WantedSize returns the size that a request is for.
+func (r *CreateDatabaseRequest) WantedSize() DatabaseSize {
+	if r.Size != "" {
+		return r.Size
+	}
+	for _, size := range []DatabaseSize{Database1G, Database4G} {
+		if r.MemoryMB <= size.MemoryMB() {
+			return size
+		}
+	}
+	return Database16G
+}
+
+// AdoptDatabaseRequest takes a database over from a node that is lost: POST /v1/databases/adopt.
+type AdoptDatabaseRequest struct {
+	ID DatabaseID `json:"id" doc:"Of the database, in the object store that the nodes share."`
+}
+
+// Validate implements the check of a request.
+func (r AdoptDatabaseRequest) Validate() error {
+	if _, err := ParseDatabaseID(string(r.ID)); err != nil {
+		return Errorf(Invalid, "id: %.60q is not the id of a database", string(r.ID)).With("field", "id")
+	}
+	return nil
+}
+
 // FailoverRequest asks for another server of a database: POST /v1/databases/{id}/failover.
 type FailoverRequest struct {
 	Force bool `json:"force,omitempty" doc:"Although the server responds, or commits may be lost."`

@@ -147,6 +147,13 @@ func (d *Databases) Failover(ctx context.Context, id api.DatabaseID, req api.Fai
 	return d.call(ctx, post(databasePath(id, "failover"), req))
 }
 
+// Adopt begins to take a database over from a lost node with the same object store.
+//
+// The key has to operate the node. Id, URL, credentials and settings stay; credentials are not in the result.
+func (d *Databases) Adopt(ctx context.Context, id api.DatabaseID) (api.Database, error) {
+	return d.call(ctx, post("/v1/databases/adopt", api.AdoptDatabaseRequest{ID: id}))
+}
+
 // ResetCredentials replaces the password and the broker token of a database.
 func (d *Databases) ResetCredentials(ctx context.Context, id api.DatabaseID) (api.Database, error) {
 	return d.call(ctx, post(databasePath(id, "reset-credentials"), nil))

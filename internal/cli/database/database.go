@@ -21,7 +21,7 @@ const waitLimit = 10 * time.Minute
 func Command(f *cmdutil.Factory) *cobra.Command {
 	c := cmdutil.Group("db", "Run PostgreSQL databases",
 		create(f), list(f), show(f), connect(f), psql(f), branch(f), restore(f), update(f),
-		suspend(f), wake(f), rotate(f), reset(f), upgrade(f), failover(f), remove(f),
+		suspend(f), wake(f), rotate(f), reset(f), upgrade(f), failover(f), adopt(f), remove(f),
 		logs(f), stats(f), metrics(f), top(f),
 		backups(f), backUp(f), rehearse(f),
 	)

@@ -238,6 +238,20 @@ func failover(f *cmdutil.Factory) *cobra.Command {
 	})
 }
 
+func adopt(f *cmdutil.Factory) *cobra.Command {
+	c := &cobra.Command{
+		Use:   "adopt ID",
+		Short: "Take a database over from a lost node with the same object store",
+		Long: "Take a database over from a node that is lost and shares the object store, and its key, with this " +
+			"one. Id, credentials and settings stay, and so does the URL when its name leads here. It has what was " +
+			"in the object store. The other node stops the database when it comes back. Needs an operator's key.",
+	}
+	return run(f, c, func(ctx context.Context, d *client.Databases, id api.DatabaseID) error {
+		db, err := d.Adopt(ctx, id)
+		return changed(f, db, err)
+	})
+}
+
 func remove(f *cmdutil.Factory) *cobra.Command {
 	c := &cobra.Command{
 		Use:     "delete ID",

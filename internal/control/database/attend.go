@@ -121,7 +121,7 @@ func (s *Service) hasWork(row *store.Database) bool {
 		return true
 	case store.DatabaseReady:
 		return expired(row) || row.Instance != "" || row.Origin != "" || s.mayBeIdle(row) || s.needsBackups(row) ||
-			s.measureDue(row)
+			s.measureDue(row) || s.adoptions.Due(row.ID)
 	}
 	return expired(row)
 }
@@ -176,9 +176,11 @@ func (s *Service) attendLocked(ctx context.Context, row *store.Database) error {
 	case row.State == store.DatabaseReady && s.mayBeIdle(row):
 		return s.suspendLocked(ctx, row, false)
 	case row.State == store.DatabaseReady && s.needsBackups(row) && s.runs(ctx, row):
-		return s.beginBackups(ctx, row, nil)
+		return s.leave(ctx, row, s.beginBackups(ctx, row, nil))
 	case row.State == store.DatabaseReady && s.measureDue(row) && s.runs(ctx, row):
 		return s.keepStorage(ctx, row)
+	case row.State == store.DatabaseReady && s.adoptions.Due(row.ID):
+		return s.describe(ctx, row)
 	}
 	return nil
 }
@@ -259,6 +261,7 @@ func (s *Service) remove(ctx context.Context, row *store.Database) error {
 	if err == nil {
 		s.forget(id)
 		s.replicas.Forget(row.ID)
+		s.adoptions.Forget(row.ID)
 	}
 	return err
 }

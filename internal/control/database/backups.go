@@ -14,6 +14,7 @@ import (
 
 // Backups keeps the logs and the base backups of databases. *backup.Keeper implements it.
 type Backups interface {
+	backup.Adopter
 	// Begin starts the backups of a database whose server runs. In synchronous mode commits go on when it returns.
 	Begin(ctx context.Context, p backup.Primary) error
 	// Flush waits until everything that the server has confirmed is in the archive.
@@ -21,6 +22,8 @@ type Backups interface {
 	End(ctx context.Context, id string) error
 	// Remove ends the backups and removes what there is of them.
 	Remove(ctx context.Context, id string) error
+	// Abandon is Remove, but the archive stays.
+	Abandon(ctx context.Context, id string) error
 	// Status returns backup.ErrNotRunning for a database without backups.
 	Status(ctx context.Context, id string) (backup.Status, error)
 	// Restore replaces the content of a server by a moment of a database.
@@ -120,6 +123,7 @@ func (s *Service) endBackups(ctx context.Context, row *store.Database) error {
 		return nil
 	}
 	s.of(api.DatabaseID(row.ID)).setBackedUp(false)
+	s.adoptions.Forget(row.ID)
 	return s.backups.End(ctx, row.ID)
 }
 
@@ -131,6 +135,10 @@ func (s *Service) removeBackups(ctx context.Context, row *store.Database) error 
 	s.of(api.DatabaseID(row.ID)).setBackedUp(false)
 	if _, err := s.backups.Status(ctx, row.ID); errors.Is(err, backup.ErrNotRunning) {
 		return nil
+	}
+	from, err := originOf(row)
+	if err == nil && from.Adopted { // what is in the archive is the database of another node
+		return s.backups.Abandon(ctx, row.ID)
 	}
 	return s.backups.Remove(ctx, row.ID)
 }

@@ -35,9 +35,83 @@ type recorder struct {
 	based    time.Time     // of every database
 	content  backup.Contents
 	restored backup.RestoreRequest
+
+	shelf  *shelf
+	fences map[string]int64 // that this node has
+	runs   map[string]bool  // databases with a relay
 }
 
-func newRecorder() *recorder { return &recorder{fail: map[string]error{}, has: map[string]bool{}} }
+// shelf is the object store that recorders share.
+type shelf struct {
+	descriptions map[string][]byte
+	fences       map[string]int64
+}
+
+func newRecorder() *recorder {
+	return &recorder{
+		fail: map[string]error{}, has: map[string]bool{}, fences: map[string]int64{}, runs: map[string]bool{},
+		shelf: &shelf{map[string][]byte{}, map[string]int64{}},
+	}
+}
+
+// Abandon implements database.Backups.
+func (r *recorder) Abandon(_ context.Context, id string) error { return r.call("abandon", false, id) }
+
+// Describe implements database.Backups.
+func (r *recorder) Describe(ctx context.Context, id string, text []byte) error {
+	if err := r.Holds(ctx, id); err != nil {
+		return err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.shelf.descriptions[id] = text
+	return nil
+}
+
+// Description implements database.Backups.
+func (r *recorder) Description(_ context.Context, id string) ([]byte, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if text, ok := r.shelf.descriptions[id]; ok {
+		return text, nil
+	}
+	return nil, backup.ErrNoDescription
+}
+
+// Adopt implements database.Backups.
+func (r *recorder) Adopt(_ context.Context, id string) error {
+	if err := r.call("adopt", true, id); err != nil {
+		return err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.shelf.fences[id]++
+	r.fences[id] = r.shelf.fences[id]
+	return nil
+}
+
+// Holds implements database.Backups.
+func (r *recorder) Holds(_ context.Context, id string) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.shelf.fences[id] > r.fences[id] {
+		return backup.ErrFenced
+	}
+	return nil
+}
+
+// Fenced implements database.Backups.
+func (r *recorder) Fenced(id string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.runs[id] && r.shelf.fences[id] > r.fences[id]
+}
+
+func (r *recorder) setRuns(id string, on bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.runs[id] = on
+}
 
 func (r *recorder) call(name string, has bool, id string) error {
 	r.mu.Lock()
@@ -75,6 +149,9 @@ func (r *recorder) Begin(ctx context.Context, p backup.Primary) error {
 	if err := c.Close(); err != nil {
 		return err
 	}
+	if err := r.Holds(ctx, p.Database); err != nil {
+		return err
+	}
 	name := "begin"
 	if p.Synchronous {
 		name = "begin-sync"
@@ -82,6 +159,7 @@ func (r *recorder) Begin(ctx context.Context, p backup.Primary) error {
 	if p.Variant != "npm" && p.Variant != "debian-13" || p.Collation != "2.41" {
 		return fmt.Errorf("variant %q, collation %q", p.Variant, p.Collation)
 	}
+	r.setRuns(p.Database, true)
 	return r.call(name, true, p.Database)
 }
 
@@ -89,7 +167,10 @@ func (r *recorder) Begin(ctx context.Context, p backup.Primary) error {
 func (r *recorder) Flush(_ context.Context, id string) error { return r.call("flush", true, id) }
 
 // End implements database.Backups.
-func (r *recorder) End(_ context.Context, id string) error { return r.call("end", true, id) }
+func (r *recorder) End(_ context.Context, id string) error {
+	r.setRuns(id, false)
+	return r.call("end", true, id)
+}
 
 // Remove implements database.Backups.
 func (r *recorder) Remove(_ context.Context, id string) error { return r.call("remove", false, id) }

@@ -3,7 +3,6 @@ package database
 import (
 	"context"
 	"errors"
-	"time"
 
 	"github.com/pandastack/pandastack/api"
 	"github.com/pandastack/pandastack/internal/control/auth"
@@ -35,13 +34,8 @@ func (s *Service) Backups(ctx context.Context, p auth.Principal, id api.Database
 	if err != nil {
 		return out, err
 	}
-	why := reasons(p)
-	out.Running, out.LastBaseAt, out.NextBaseAt = status.Running, timeOrNil(status.Based), timeOrNil(status.BaseDue)
-	out.BaseError, out.VerifiedAt = why(status.BaseError), timeOrNil(status.Scrubbed)
-	out.VerifyError = why(status.ScrubError)
-	if status.Running {
-		out.Relay = relayOf(status, why)
-	}
+	why := backup.Reasons(p.Operator)
+	backup.FillStatus(&out, status, why)
 	content, err := s.backups.Contents(ctx, string(id))
 	if ctx.Err() != nil {
 		return out, context.Cause(ctx)
@@ -49,70 +43,12 @@ func (s *Service) Backups(ctx context.Context, p auth.Principal, id api.Database
 	if err != nil { // the state of the relay is worth most when the object store fails
 		out.ArchiveError = why(err.Error())
 	}
-	fill(&out, content)
+	backup.FillContents(&out, content)
 	rows, err := s.db.Read().DatabaseRehearsals(ctx, string(id), api.MaxDatabaseRehearsals)
 	for _, r := range rows {
-		out.Rehearsals = append(out.Rehearsals, rehearsalOf(r, why))
+		out.Rehearsals = append(out.Rehearsals, backup.ViewRehearsal(r, why))
 	}
 	return out, err
-}
-
-// reasons returns a function that makes the text of an error fit for a caller: texts may have paths of the host and
-// addresses of its object store, which are for those who operate the node.
-func reasons(p auth.Principal) func(string) string {
-	return func(text string) string {
-		if text == "" || p.Operator {
-			return text
-		}
-		return "it failed: keys that may operate the node see why"
-	}
-}
-
-func timeOrNil(at time.Time) *time.Time {
-	if at.IsZero() {
-		return nil
-	}
-	at = at.UTC()
-	return &at
-}
-
-func relayOf(status backup.Status, why func(string) string) *api.DatabaseRelay {
-	r := status.Relay
-	out := &api.DatabaseRelay{
-		State: string(r.State), LagBytes: r.Lag(), UploadLagBytes: r.UploadLag(), SpoolBytes: r.SpoolBytes,
-		CoveredUntil: timeOrNil(r.Covered), ConnectError: why(r.ConnectError), UploadError: why(r.UploadError),
-	}
-	if h := r.Hole; h != nil {
-		out.Hole = &api.DatabaseHole{Timeline: uint32(h.Timeline), From: h.From.String(), To: h.To.String()}
-	}
-	return out
-}
-
-// fill adds what the archive has.
-func fill(out *api.DatabaseBackups, c backup.Contents) {
-	out.StoredBytes = c.Stored
-	for _, b := range c.Bases {
-		out.Bases = append(out.Bases, api.DatabaseBase{
-			ID: b.ID, Timeline: uint32(b.Timeline), LSN: b.Stop.String(), StartedAt: b.Started.UTC(),
-			FinishedAt: b.Finished.UTC(), Bytes: b.Bytes,
-		})
-	}
-	for _, w := range c.Windows {
-		out.Windows = append(out.Windows, api.DatabaseWindow{
-			Timeline: uint32(w.Timeline), Base: w.Base, From: w.FromTime.UTC(), To: timeOrNil(w.ToTime),
-			FromLSN: w.From.String(), ToLSN: w.To.String(),
-		})
-	}
-}
-
-func rehearsalOf(r store.DatabaseRehearsal, why func(string) string) api.DatabaseRehearsal {
-	out := api.DatabaseRehearsal{
-		ID: r.ID, State: r.State, Error: why(r.Error), Bytes: r.Bytes, StartedAt: store.Time(r.Started).UTC(),
-	}
-	if r.Ended > 0 {
-		out.EndedAt = timeOrNil(store.Time(r.Ended))
-	}
-	return out
 }
 
 // BackUp makes a base backup of a database due at once. It is taken when the database runs.
@@ -165,5 +101,5 @@ func (s *Service) Rehearse(ctx context.Context, p auth.Principal, id api.Databas
 	case errors.Is(err, backup.ErrBusy):
 		err = api.Wrap(api.Unavailable, err, err.Error()+": try again later")
 	}
-	return rehearsalOf(begun, reasons(p)), err
+	return backup.ViewRehearsal(begun, backup.Reasons(p.Operator)), err
 }

@@ -26,6 +26,7 @@ type origin struct {
 	Promotes  string `json:"promotes,omitempty"`  // id of the replica that replaces it
 	Unapplied bool   `json:"unapplied,omitempty"` // the server lacks the credentials of the row
 
+	Adopted bool       `json:"adopted,omitempty"` // from another node
 	Upgrade *upgrading `json:"upgrade,omitempty"` // nil: to a server of the same version
 }
 

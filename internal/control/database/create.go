@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"maps"
 	"slices"
 	"time"
@@ -52,7 +51,7 @@ func (s *Service) plan(ctx context.Context, p auth.Principal, req api.CreateData
 	at := store.Micros(time.Now())
 	row := store.Database{
 		ID: string(api.NewDatabaseID()), Workspace: string(p.Workspace), Label: req.Label, Replicas: req.Replicas,
-		State: store.DatabaseCreating, Size: string(sizeOf(req)), VCPUs: t.CPU, Template: t.Name,
+		State: store.DatabaseCreating, Size: string(req.WantedSize()), VCPUs: t.CPU, Template: t.Name,
 		AlwaysOn: req.AlwaysOn, IdleSeconds: cmp.Or(req.IdleSeconds, int64(s.cfg.Idle/time.Second)),
 		Durability: string(cmp.Or(req.Durability, api.DurabilityAsync)), Expires: expiry(req.TTLSeconds),
 		StorageMaxMiB: int64(cmp.Or(req.StorageMaxMB, max(s.cfg.StorageMaxMiB, diskOf(t).SizeMB))),
@@ -68,8 +67,8 @@ func (s *Service) plan(ctx context.Context, p auth.Principal, req api.CreateData
 	case req.CPU != 0 && req.CPU != t.CPU:
 		return row, api.Errorf(api.Invalid, "cpu: %d was asked for and template %s has %d: leave it out", req.CPU,
 			t.Name, t.CPU).With("field", "cpu")
-	case s.cfg.FixedMemory && sizeOf(req).MemoryMB() > t.MemoryMB:
-		return row, errSize(sizeOf(req), t)
+	case s.cfg.FixedMemory && req.WantedSize().MemoryMB() > t.MemoryMB:
+		return row, errSize(req.WantedSize(), t)
 	case row.StorageMaxMiB < int64(diskOf(t).SizeMB):
 		return row, api.Errorf(api.Invalid, "storage_max_mb: %d is less than the %d MiB that a new database has",
 			row.StorageMaxMiB, diskOf(t).SizeMB).With("field", "storage_max_mb")
@@ -96,19 +95,6 @@ func encode(list []string) (string, error) {
 	}
 	data, err := json.Marshal(list)
 	return string(data), err
-}
-
-// sizeOf returns the size that a request is for.
-func sizeOf(req api.CreateDatabaseRequest) api.DatabaseSize {
-	if req.Size != "" {
-		return req.Size
-	}
-	for _, size := range []api.DatabaseSize{api.Database1G, api.Database4G} {
-		if req.MemoryMB <= size.MemoryMB() {
-			return size
-		}
-	}
-	return api.Database16G
 }
 
 // template finds a template with a cluster.
@@ -192,11 +178,7 @@ func (s *Service) provision(ctx context.Context, row *store.Database) error {
 		return err
 	}
 	for range 2 { // a template that is baked again between the two steps is the reason for the second attempt
-		if row.Origin != "" {
-			err = s.makeBranch(ctx, row)
-		} else {
-			err = s.makePrimary(ctx, row)
-		}
+		err = s.make(ctx, row)
 		if err == nil {
 			return nil
 		}
@@ -222,6 +204,18 @@ func (s *Service) provision(ctx context.Context, row *store.Database) error {
 	return s.db.Write(ctx, "database failed", func(ctx context.Context, tx *store.Tx) error {
 		return tx.UpdateDatabase(ctx, row, store.DatabaseCreating, "state", "instance", "error", "changed")
 	})
+}
+
+// make makes the machine of a database: a new one, a branch or one of another node. The lock is held.
+func (s *Service) make(ctx context.Context, row *store.Database) error {
+	if row.Origin == "" {
+		return s.makePrimary(ctx, row)
+	}
+	from, err := originOf(row)
+	if err == nil && from.Adopted {
+		return s.makeAdopted(ctx, row)
+	}
+	return s.makeBranch(ctx, row)
 }
 
 // makePrimary makes the machine of a database and writes that the database is ready.
@@ -306,7 +300,8 @@ func (s *Service) setUp(
 	starting, cancel := context.WithTimeout(ctx, s.cfg.StartTimeout)
 	defer cancel()
 	if restart {
-		if err := server.Restart(starting, g, settings(row)); err != nil {
+		memory := api.DatabaseSize(row.Size).MemoryMB()
+		if err := server.Restart(starting, g, server.MemorySettings(memory)); err != nil {
 			return facts, serverError(err)
 		}
 	}
@@ -338,16 +333,6 @@ func (s *Service) setUp(
 // serverError is the error of a server on which a statement or a program failed.
 func serverError(err error) error {
 	return api.Wrap(api.Unavailable, err, "the PostgreSQL server of the database failed: "+err.Error())
-}
-
-// settings returns the settings of a server with more memory than its template has.
-func settings(row *store.Database) map[string]string {
-	mib := api.DatabaseSize(row.Size).MemoryMB()
-	return map[string]string{
-		"work_mem":             fmt.Sprintf("%dMB", max(4, mib/256)),
-		"maintenance_work_mem": fmt.Sprintf("%dMB", max(64, mib/16)),
-		"max_wal_size":         fmt.Sprintf("%dMB", max(1024, mib/2)),
-	}
 }
 
 // extensionsOf returns the extensions of a server as a row has them.

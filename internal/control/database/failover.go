@@ -279,25 +279,7 @@ func (s *Service) restoreNew(
 	if err := s.growTo(ctx, row, &m, size); err != nil {
 		return m, err
 	}
-	_, err = s.backups.Restore(ctx, backup.RestoreRequest{
-		From: row.ID, Target: backup.Target{Variant: row.Variant, Collation: row.Collation},
-		Into: backup.GuestServer{Guest: g},
-	})
-	if err != nil {
-		return m, restoreError(err)
-	}
-	err = server.Use(ctx, g, server.Maintained, func(conn *pgx.Conn) error {
-		return server.SetVerifier(ctx, conn, RoleName, row.Verifier)
-	})
-	if err != nil {
-		return m, serverError(err)
-	}
-	facts, err := server.ReadFacts(ctx, g)
-	if err != nil {
-		return m, serverError(err)
-	}
-	row.Version, row.Variant, row.Collation = facts.Version, facts.Variant, facts.Collation
-	return m, nil
+	return m, s.restoreInto(ctx, row, g)
 }
 
 // fence ends every way in which the server of a database can take writes. Its machine sleeps afterwards, and only what

@@ -61,7 +61,7 @@ func newFixture(t *testing.T, change ...func(*fixture)) *fixture {
 		replication: &replicator{},
 		cfg: database.Config{
 			Suffix: "db.example.com", URL: "http://127.0.0.1:7700", Idle: time.Hour, EndTimeout: time.Second,
-			StartTimeout: 10 * time.Second,
+			StartTimeout: 10 * time.Second, Interval: time.Nanosecond,
 		},
 	}
 	w.host.AddTemplate(hostapi.Template{Name: "mini", VCPUs: 1, MemoryMiB: 256, DiskMiB: 1024, Baked: true,

@@ -36,7 +36,7 @@ func (s *Service) copySchema(
 		return g, m, facts, err
 	}
 	if restart {
-		if err := server.Restart(ctx, g, settings(row)); err != nil {
+		if err := server.Restart(ctx, g, server.MemorySettings(api.DatabaseSize(row.Size).MemoryMB())); err != nil {
 			return g, m, facts, serverError(err)
 		}
 	}

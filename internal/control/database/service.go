@@ -14,6 +14,7 @@ import (
 	"github.com/pandastack/pandastack/internal/contract/guestapi"
 	"github.com/pandastack/pandastack/internal/contract/hostapi"
 	"github.com/pandastack/pandastack/internal/control/auth"
+	"github.com/pandastack/pandastack/internal/control/database/backup"
 	"github.com/pandastack/pandastack/internal/control/database/replica"
 	"github.com/pandastack/pandastack/internal/control/database/server"
 	"github.com/pandastack/pandastack/internal/control/quota"
@@ -118,6 +119,7 @@ type Service struct {
 	quotas    *quota.Quotas
 	backups   Backups // may be nil
 	replicas  *replica.Set
+	adoptions *backup.Adoptions
 	log       *slog.Logger
 	copy      Copy
 	instance  string // this process, as the owner of operations
@@ -163,6 +165,7 @@ func New(cfg Config, deps Deps) (*Service, error) {
 		began: time.Now(),
 		poked: make(chan struct{}, 1), live: map[api.DatabaseID]*live{},
 	}
+	s.adoptions = backup.NewAdoptions(deps.Store, deps.Backups, cfg.Interval)
 	s.replicas = replica.New(replica.Config{
 		Lag: cfg.ReplicaLag, Timeout: cfg.ReplicaTimeout, StartTimeout: cfg.StartTimeout,
 	}, replica.Deps{

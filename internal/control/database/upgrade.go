@@ -151,7 +151,7 @@ func (s *Service) upgradeServer(
 		return m, nil, err
 	}
 	if restart {
-		if err := server.Restart(ctx, g, settings(row)); err != nil {
+		if err := server.Restart(ctx, g, server.MemorySettings(api.DatabaseSize(row.Size).MemoryMB())); err != nil {
 			return m, nil, serverError(err)
 		}
 	}

@@ -155,6 +155,9 @@ func (s *Service) ensureRunning(ctx context.Context, id api.DatabaseID) error {
 	if err == nil {
 		err = ready(&row)
 	}
+	if err == nil {
+		err = s.adoptions.Check(ctx, string(id))
+	}
 	if err != nil {
 		return err
 	}

@@ -229,6 +229,13 @@ func (t *Tx) DatabaseRole(ctx context.Context, database, name string) (DatabaseR
 	return r, opened(t, &r)
 }
 
+// DatabaseRoles reads the roles of a database, by name.
+func (t *Tx) DatabaseRoles(ctx context.Context, database string) ([]DatabaseRole, error) {
+	rows := []DatabaseRole{}
+	err := t.db.NewSelect().Model(&rows).Where("database_id = ?", database).OrderBy("name", bun.OrderAsc).Scan(ctx)
+	return openedList[DatabaseRole](t, rows, err)
+}
+
 // SetDatabaseRoles replaces the roles of a database.
 func (t *Tx) SetDatabaseRoles(ctx context.Context, database string, roles []DatabaseRole) error {
 	_, err := t.db.NewDelete().Model((*DatabaseRole)(nil)).Where("database_id = ?", database).Exec(ctx)

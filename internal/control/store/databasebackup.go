@@ -18,6 +18,7 @@ type DatabaseBackups struct {
 	ScrubDue      int64  `bun:"scrub_due"`
 	Scrubbed      int64  `bun:"scrubbed"`
 	ScrubError    string `bun:"scrub_error"`
+	Fence         int64  `bun:"fence"`
 }
 
 // InsertDatabaseBackups adds a row. One that exists stays as it is.

@@ -31,7 +31,8 @@ var classes = map[Face]map[string]Class{
 		"POST " + box + "/fork-tree": Creates, "POST " + box + "/wake": Creates, "POST " + box + "/start": Creates,
 		"GET " + box + "/ports/{port}/connect": Work,
 
-		"DELETE " + dbs: Deletes, "POST /v1/databases": Creates, "POST " + dbs + "/clone": Creates,
+		"DELETE " + dbs: Deletes, "POST /v1/databases": Creates,
+		"POST /v1/databases/adopt": Creates, "POST " + dbs + "/clone": Creates,
 		"POST " + dbs + "/wake": Creates, "GET " + dbs + "/connection": Reads,
 		"DELETE " + app: Deletes, "POST /v1/apps": Creates, "POST " + app + "/deploys": Creates,
 		"POST " + app + "/rollback": Creates,

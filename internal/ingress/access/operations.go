@@ -170,7 +170,8 @@ var operationsV1 = map[string]Need{
 	"GET " + vol + "/fs/stat": files, "GET " + vol + "/fs/dir": files, "POST " + vol + "/fs/mkdir": files,
 	"POST " + vol + "/fs/move": files,
 
-	"POST /v1/databases": lifecycle, "GET /v1/databases": read, "GET " + dbs: read, "PATCH " + dbs: lifecycle,
+	"POST /v1/databases/adopt": node,
+	"POST /v1/databases":       lifecycle, "GET /v1/databases": read, "GET " + dbs: read, "PATCH " + dbs: lifecycle,
 	"DELETE " + dbs: lifecycle, "GET " + dbs + "/connection": exec, "POST " + dbs + "/wake": lifecycle,
 	"POST " + dbs + "/suspend": lifecycle, "POST " + dbs + "/clone": lifecycle, "POST " + dbs + "/failover": lifecycle,
 	"POST " + dbs + "/reset": lifecycle, "POST " + dbs + "/upgrade": lifecycle,

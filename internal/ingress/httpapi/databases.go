@@ -21,6 +21,8 @@ func databaseRoutes() []route {
 	return tagged("databases",
 		post(databasesPath, "Begin to create a PostgreSQL database; it can be used when its status is running",
 			jsonInOut(202, createDatabase)),
+		post(databasesPath+"/adopt", "Begin to take a database over from a lost node with the same object store",
+			jsonInOut(202, adoptDatabase)),
 		get(databasesPath, "List databases, newest first, without credentials", jsonOut(200, listDatabases)),
 		get(databasePath, "Get a database; with its credentials for keys with the scope exec",
 			jsonOut(200, onDatabase(dbs.Databases.Get))),
@@ -99,6 +101,11 @@ func createDatabase(rq *request, req api.CreateDatabaseRequest) (api.Database, e
 	d, err := rq.s.deps.Databases.Create(rq.r.Context(), rq.database(), req)
 	rq.target = string(d.ID)
 	return d, err
+}
+
+func adoptDatabase(rq *request, req api.AdoptDatabaseRequest) (api.Database, error) {
+	rq.target = string(req.ID)
+	return rq.s.deps.Databases.Adopt(rq.r.Context(), rq.database(), req)
 }
 
 func listDatabases(rq *request) ([]api.Database, error) {

@@ -165,6 +165,17 @@ func (f *fakeDatabases) Upgrade(
 	return f.on(p, id, "upgrade", fmt.Sprintf("%s/%d", req.Template, req.KeepSeconds))
 }
 
+func (f *fakeDatabases) Adopt(
+	_ context.Context,
+	p auth.Principal,
+	req api.AdoptDatabaseRequest,
+) (api.Database, error) {
+	if err := req.Validate(); err != nil {
+		return api.Database{}, err
+	}
+	return api.Database{ID: req.ID, Status: api.DatabaseProvisioning, Password: "secret of " + string(p.Workspace)}, nil
+}
+
 func (f *fakeDatabases) Failover(
 	_ context.Context,
 	p auth.Principal,

@@ -11,8 +11,16 @@
 //	db/<id>/base/<base>/tar/<part>.zst                       the data directory: a tar archive in parts of 16 MiB
 //	db/<id>/base/<base>/manifest.zst                         the server's backup manifest
 //	db/<id>/base/<base>/meta                                 what the base is; written last, and removed first
+//	db/<id>/description/<fence>                              what a node that adopts the database must know of it
+//	db/<id>/fence/<fence>                                    a node has adopted the database
 //
-// A branch has an id of its own. Every object is written once; none is changed.
+// A branch has an id of its own. Every object is written once; none is changed but the description.
+//
+// # Fences
+//
+// A database belongs to the node with the highest fencing number: 0 is that of the node that made it. Every write and
+// removal looks whether there is a higher one, and fails with ErrFenced. What passes that look at the very moment of an
+// adoption does no harm: it is log beyond what the new node has restored, which is on no path that is followed.
 //
 // # Keys
 //
@@ -60,10 +68,13 @@ type Archive struct {
 	enc    *zstd.Encoder
 	dec    *zstd.Decoder
 	retry  time.Duration
+	fence  int64
 }
 
 // Options of an archive.
 type Options struct {
+	// Fence is the fencing number of the node that writes.
+	Fence int64
 	// Retry is the time before a request is repeated for the first time; it doubles. Default 500 ms.
 	Retry time.Duration
 }
@@ -83,7 +94,7 @@ func New(store blob.Store, ring *keyring.Keyring, id string, opt Options) (*Arch
 	}
 	return &Archive{
 		store: store, prefix: "db/" + id + "/", secret: ring.Key("pandastack database 1: " + id), enc: enc, dec: dec,
-		retry: opt.Retry,
+		retry: opt.Retry, fence: opt.Fence,
 	}, nil
 }
 
@@ -104,6 +115,9 @@ func (a *Archive) put(ctx context.Context, name string, packed []byte) error {
 		return err
 	}
 	return a.repeat(ctx, func() error {
+		if err := a.Holds(ctx); err != nil {
+			return err
+		}
 		return a.store.Put(ctx, a.prefix+name, bytes.NewReader(sealed), int64(len(sealed)))
 	})
 }
@@ -144,7 +158,7 @@ func (a *Archive) repeat(ctx context.Context, do func() error) error {
 	for n := 1; ; n++ {
 		err := do()
 		if err == nil || n == attempts || ctx.Err() != nil || errors.Is(err, blob.ErrNotFound) ||
-			errors.Is(err, blob.ErrDenied) || errors.Is(err, blob.ErrKey) {
+			errors.Is(err, blob.ErrDenied) || errors.Is(err, blob.ErrKey) || errors.Is(err, ErrFenced) {
 			return err
 		}
 		timer := time.NewTimer(wait)
@@ -160,7 +174,12 @@ func (a *Archive) repeat(ctx context.Context, do func() error) error {
 
 // delete removes an object.
 func (a *Archive) delete(ctx context.Context, name string) error {
-	return a.repeat(ctx, func() error { return a.store.Delete(ctx, a.prefix+name) })
+	return a.repeat(ctx, func() error {
+		if err := a.Holds(ctx); err != nil {
+			return err
+		}
+		return a.store.Delete(ctx, a.prefix+name)
+	})
 }
 
 // pack compresses content.
@@ -180,11 +199,14 @@ func (a *Archive) unpack(name string, packed []byte, most int) ([]byte, error) {
 	return content, nil
 }
 
-// RemoveAll removes everything that the archive has of the database.
+// RemoveAll removes everything that the archive has of the database but the fences: a node that comes back must not
+// take a database for its own that another one has adopted and removed.
 func (a *Archive) RemoveAll(ctx context.Context) error {
 	var names []string
 	err := a.store.List(ctx, a.prefix, func(i blob.Info) error {
-		names = append(names, strings.TrimPrefix(i.Key, a.prefix))
+		if name := strings.TrimPrefix(i.Key, a.prefix); !strings.HasPrefix(name, fencePrefix) {
+			names = append(names, name)
+		}
 		return nil
 	})
 	if err != nil {

@@ -323,9 +323,10 @@ func TestFailureOfEveryRequest(t *testing.T) {
 	failFrom := func(n int) func(blobtest.Call) blobtest.Fault {
 		count := 0
 		return func(c blobtest.Call) blobtest.Fault {
-			if c.Op == "delete" || c.Op == "put" {
-				count++
+			if c.Op != "delete" && c.Op != "put" {
+				return blobtest.Fault{}
 			}
+			count++
 			if count > n && count <= n+4 { // all attempts of one request
 				return blobtest.Fault{Err: injected}
 			}

@@ -30,7 +30,6 @@ import (
 	"golang.org/x/sync/semaphore"
 
 	"github.com/pandastack/pandastack/internal/control/database/archive"
-	"github.com/pandastack/pandastack/internal/control/database/replication"
 	"github.com/pandastack/pandastack/internal/control/database/wal"
 	"github.com/pandastack/pandastack/internal/control/database/walrelay"
 	"github.com/pandastack/pandastack/internal/control/sandbox/keyed"
@@ -122,8 +121,8 @@ type Primary struct {
 	User, Password string
 }
 
-func (p Primary) replication() replication.Config {
-	return replication.Config{Dial: p.Dial, User: p.user(), Password: p.Password}
+func (p Primary) replication() walrelay.Server {
+	return walrelay.Server{Dial: p.Dial, User: p.user(), Password: p.Password}
 }
 
 func (p Primary) user() string {
@@ -197,9 +196,13 @@ func (k *Keeper) member(id string) *member {
 	return k.members[id]
 }
 
-// archive opens the archive of a database.
-func (k *Keeper) archive(id string) (*archive.Archive, error) {
-	return archive.New(k.cfg.Blobs, k.cfg.Ring, id, archive.Options{})
+// archive opens the archive of a database with the fencing number that this node has.
+func (k *Keeper) archive(ctx context.Context, id string) (*archive.Archive, error) {
+	row, err := k.cfg.Store.Read().DatabaseBackups(ctx, id)
+	if err != nil && !errors.Is(err, store.ErrNotFound) {
+		return nil, err
+	}
+	return archive.New(k.cfg.Blobs, k.cfg.Ring, id, archive.Options{Fence: row.Fence})
 }
 
 func (k *Keeper) spool(id string) string { return filepath.Join(k.cfg.Dir, id) }
@@ -212,9 +215,10 @@ const slotPrefix = "pandastack_"
 
 // Begin starts the relay of a database whose server runs. It makes its slot, removes the slots that a copy of another
 // database's server has inherited, and sets or resets what makes commits wait. In synchronous mode it returns once
-// the relay has all of the log. It may be repeated, also with another mode.
+// the relay has all of the log. It may be repeated, also with another mode. Its error is ErrFenced for a database that
+// another node has adopted.
 func (k *Keeper) Begin(ctx context.Context, p Primary) error {
-	if err := errors.Join(archive.CheckID(p.Database), replication.CheckSlotName(SlotName(p.Database))); err != nil {
+	if err := errors.Join(archive.CheckID(p.Database), walrelay.CheckSlotName(SlotName(p.Database))); err != nil {
 		return err
 	}
 	op, release, err := k.locks.Acquire(ctx, p.Database)
@@ -222,6 +226,9 @@ func (k *Keeper) Begin(ctx context.Context, p Primary) error {
 		return err
 	}
 	defer release()
+	if err := k.Holds(op, p.Database); err != nil {
+		return err
+	}
 	m := k.member(p.Database)
 	if m != nil && m.primary.Synchronous != p.Synchronous {
 		k.forget(m)
@@ -321,10 +328,28 @@ func (k *Keeper) End(ctx context.Context, id string) error {
 	return nil
 }
 
-// Remove ends the backups of a database and removes them: the spool, the archive and the rows. It may be repeated.
+// Remove ends the backups of a database and removes them: the spool, the rows, and the archive unless another node has
+// adopted the database. It may be repeated.
 func (k *Keeper) Remove(ctx context.Context, id string) error {
-	a, err := k.archive(id)
-	if err != nil {
+	return k.remove(ctx, id, func(ctx context.Context) error {
+		a, err := k.archive(ctx, id)
+		if err == nil {
+			err = a.RemoveAll(ctx)
+		}
+		if errors.Is(err, ErrFenced) { // it is another node's
+			return nil
+		}
+		return err
+	})
+}
+
+// Abandon is Remove of what this node has; the archive stays.
+func (k *Keeper) Abandon(ctx context.Context, id string) error {
+	return k.remove(ctx, id, func(context.Context) error { return nil })
+}
+
+func (k *Keeper) remove(ctx context.Context, id string, clear func(context.Context) error) error {
+	if err := archive.CheckID(id); err != nil {
 		return err
 	}
 	op, release, err := k.locks.Acquire(ctx, id)
@@ -338,7 +363,7 @@ func (k *Keeper) Remove(ctx context.Context, id string) error {
 	if err := os.RemoveAll(k.spool(id)); err != nil {
 		return err
 	}
-	if err := a.RemoveAll(op); err != nil {
+	if err := clear(op); err != nil {
 		return err
 	}
 	return k.cfg.Store.Write(op, "remove database backups", func(ctx context.Context, tx *store.Tx) error {
@@ -395,7 +420,7 @@ type Contents struct {
 
 // Contents reads what the archive of a database has. With an error it is what could be read.
 func (k *Keeper) Contents(ctx context.Context, id string) (Contents, error) {
-	a, err := k.archive(id)
+	a, err := k.archive(ctx, id)
 	if err != nil {
 		return Contents{}, err
 	}

@@ -38,7 +38,7 @@ type member struct {
 var errEnded = errors.New("the backups of the database have ended")
 
 func (k *Keeper) newMember(ctx context.Context, p Primary) (*member, error) {
-	a, err := k.archive(p.Database)
+	a, err := k.archive(ctx, p.Database)
 	if err != nil {
 		return nil, err
 	}

@@ -88,7 +88,7 @@ func (k *Keeper) Plan(ctx context.Context, id string, target restore.Target) (*r
 	if covered.After(target.CoveredUntil) {
 		target.CoveredUntil = covered
 	}
-	a, err := k.archive(id)
+	a, err := k.archive(ctx, id)
 	if err != nil {
 		return nil, err
 	}
@@ -118,7 +118,7 @@ func (k *Keeper) Complete(ctx context.Context, req CompleteRequest) (Position, e
 	if _, err := k.settle(ctx, req.Database); err != nil {
 		return 0, err
 	}
-	a, err := k.archive(req.Database)
+	a, err := k.archive(ctx, req.Database)
 	if err != nil {
 		return 0, err
 	}

@@ -230,7 +230,7 @@ func (k *Keeper) maintain(ctx context.Context) error {
 // collect removes what the retention does not need of an archive.
 func (k *Keeper) collect(ctx context.Context, row store.DatabaseBackups) error {
 	next := k.cfg.CollectInterval
-	a, err := k.archive(row.Database)
+	a, err := k.archive(ctx, row.Database)
 	if err == nil {
 		var done archive.Removal
 		if done, err = a.Collect(ctx, k.cfg.Retention, k.cfg.Now()); len(done.Bases)+len(done.Segments) > 0 {
@@ -251,7 +251,7 @@ func (k *Keeper) collect(ctx context.Context, row store.DatabaseBackups) error {
 
 // scrub verifies a sample of an archive. Damage makes a base backup due, which restores what comes after it.
 func (k *Keeper) scrub(ctx context.Context, row store.DatabaseBackups) error {
-	a, err := k.archive(row.Database)
+	a, err := k.archive(ctx, row.Database)
 	var v archive.Verdict
 	if err == nil {
 		v, err = a.Scrub(ctx, archive.Scrub{Share: k.cfg.ScrubShare, Seed: rand.Uint64()})

@@ -197,7 +197,8 @@ func TestFailures(t *testing.T) {
 		err        error
 	}{
 		{"host", "the server of the database did not answer", errors.New("dial unix " + path + ": refused")},
-		{"lines", "the server of the database did not answer", errors.New("failed:\n\tdial unix " + path + ": refused")},
+		{"lines", "the server of the database did not answer",
+			errors.New("failed:\n\tdial unix " + path + ": refused")},
 		{"long", "the server of the database did not answer", errors.New(strings.Repeat("x", 4096) + path)},
 		{"unprintable", "the server of the database did not answer", errors.New(path + "\x1b[31m")},
 		{"server", "the server of the database refused: permission denied for table t",

@@ -99,6 +99,15 @@ func Restart(ctx context.Context, g Guest, settings map[string]string) error {
 	return Start(ctx, g)
 }
 
+// MemorySettings returns the settings of a server with more memory than its template has.
+func MemorySettings(mib int) map[string]string {
+	return map[string]string{
+		"work_mem":             fmt.Sprintf("%dMB", max(4, mib/256)),
+		"maintenance_work_mem": fmt.Sprintf("%dMB", max(64, mib/16)),
+		"max_wal_size":         fmt.Sprintf("%dMB", max(1024, mib/2)),
+	}
+}
+
 // stopTimeout bounds the time in which a server stops.
 const stopTimeout = time.Minute
 

@@ -20,7 +20,7 @@ func TestLossOfHost(t *testing.T) {
 		}
 		ended := make(chan struct{})
 		var group sync.WaitGroup
-		group.Go(func() { r.uploadLoop(t.Context(), ended) })
+		group.Go(func() { r.uploadLoop(t.Context(), ended, func() {}) })
 		defer group.Wait()
 		defer close(ended)
 		const record = 60_100 // one that is not whole is left out of a segment that no stream has open

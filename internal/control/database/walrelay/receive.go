@@ -42,7 +42,11 @@ func (r *Relay) receiveLoop(ctx context.Context) {
 		case errors.Is(err, errSpoolFull):
 			state = SpoolFull
 		}
-		r.update(func(s *Status) { s.State, s.ConnectError = state, err.Error() })
+		r.update(func(s *Status) {
+			if s.State != Fenced {
+				s.State, s.ConnectError = state, err.Error()
+			}
+		})
 		r.cfg.Log.Warn("WAL relay disconnected", "slot", r.cfg.Slot, "state", string(state), "err", err)
 		switch state {
 		case Diverged:
@@ -145,7 +149,9 @@ func (s *Status) stream(at position) {
 	if s.Timeline != at.timeline {
 		s.Timeline, s.Received, s.Flushed, s.Uploaded = at.timeline, at.at, at.at, min(s.Uploaded, at.at)
 	}
-	s.State, s.ConnectError = Streaming, ""
+	if s.State != Fenced {
+		s.State, s.ConnectError = Streaming, ""
+	}
 }
 
 // prepareSlot makes the slot if it is missing or lost.

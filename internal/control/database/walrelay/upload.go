@@ -7,6 +7,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/pandastack/pandastack/internal/control/database/archive"
 	"github.com/pandastack/pandastack/internal/control/database/wal"
 )
 
@@ -17,8 +18,9 @@ type uploader struct {
 	histories map[wal.Timeline]bool // in the archive
 }
 
-// uploadLoop uploads until ended is closed and everything is in the archive, or ctx ends.
-func (r *Relay) uploadLoop(ctx context.Context, ended <-chan struct{}) {
+// uploadLoop uploads until ended is closed and everything is in the archive, or ctx ends. If another node has adopted
+// the database, it halts the relay and ends.
+func (r *Relay) uploadLoop(ctx context.Context, ended <-chan struct{}, halt func()) {
 	u := &uploader{r: r, partial: map[wal.Segment]int{}, histories: map[wal.Timeline]bool{}}
 	ticker := time.NewTicker(r.cfg.Partial)
 	defer ticker.Stop()
@@ -29,6 +31,12 @@ func (r *Relay) uploadLoop(ctx context.Context, ended <-chan struct{}) {
 		text := ""
 		if err != nil {
 			text = err.Error()
+		}
+		if errors.Is(err, archive.ErrFenced) {
+			r.cfg.Log.Error("another node has adopted the database of a WAL relay, which stops", "slot", r.cfg.Slot)
+			halt()
+			r.update(func(s *Status) { s.State, s.UploadError = Fenced, text })
+			return
 		}
 		r.update(func(s *Status) { s.UploadError = text })
 		if ctx.Err() != nil || last && err == nil {
@@ -64,6 +72,11 @@ func (r *Relay) uploadLoop(ctx context.Context, ended <-chan struct{}) {
 // pass uploads what is complete, and the incomplete segment if it is due or a Flush waits for it.
 func (u *uploader) pass(ctx context.Context, due bool) error {
 	s := u.r.spool
+	if due {
+		if err := u.r.cfg.Archive.Holds(ctx); err != nil {
+			return err
+		}
+	}
 	if err := u.uploadHistories(ctx); err != nil {
 		return err
 	}

@@ -38,9 +38,15 @@ import (
 // MinSpool is the smallest limit of a spool: two segments.
 const MinSpool = 2 * wal.SegmentBytes
 
+// Server says how to reach a server.
+type Server = replication.Config
+
+// CheckSlotName returns an error unless a name can be that of a slot.
+func CheckSlotName(name string) error { return replication.CheckSlotName(name) }
+
 // Config of a relay. Server, Archive, Slot and Dir are required.
 type Config struct {
-	Server  replication.Config // Application defaults to the name of the slot
+	Server  Server // Application defaults to the name of the slot
 	Archive *archive.Archive
 	Slot    string // name of the physical slot, made if it does not exist
 	Dir     string // directory of the spool
@@ -102,6 +108,7 @@ const (
 	Streaming  State = "streaming"
 	SpoolFull  State = "spool_full" // the archive does not take the log; nothing is acknowledged
 	Diverged   State = "diverged"   // the server has another log than it had; the relay has stopped
+	Fenced     State = "fenced"     // another node has adopted the database; the relay has stopped
 	Stopped    State = "stopped"
 )
 
@@ -211,6 +218,8 @@ func (r *Relay) Flush(ctx context.Context, at wal.LSN) error {
 			return nil
 		case status.State == Stopped:
 			return fmt.Errorf("the relay has stopped at %v, before %v", status.Uploaded, at)
+		case status.State == Fenced:
+			return fmt.Errorf("the log up to %v is not in the archive: %w", at, archive.ErrFenced)
 		case status.State == Diverged && status.Flushed < at:
 			return fmt.Errorf("the relay cannot receive the log up to %v: %s", at, status.ConnectError)
 		}
@@ -256,15 +265,21 @@ func (r *Relay) Run(ctx context.Context) error {
 	uploadCtx, stop := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer stop(nil)
 	ended := make(chan struct{})
-	uploads.Go(func() { r.uploadLoop(uploadCtx, ended) })
-	r.receiveLoop(ctx)
+	receiving, halt := context.WithCancel(ctx)
+	defer halt()
+	uploads.Go(func() { r.uploadLoop(uploadCtx, ended, halt) })
+	r.receiveLoop(receiving)
 	err := r.spool.close()
 	// The uploader has StopLimit to bring the log that is in the spool to the archive.
 	timer := time.AfterFunc(r.cfg.StopLimit, func() { stop(errStopped) })
 	close(ended)
 	uploads.Wait()
 	timer.Stop()
-	r.update(func(s *Status) { s.State = Stopped })
+	r.update(func(s *Status) {
+		if s.State != Fenced {
+			s.State = Stopped
+		}
+	})
 	return err
 }
 

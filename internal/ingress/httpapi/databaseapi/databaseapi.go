@@ -18,6 +18,7 @@ import (
 // Databases are the methods of the service for managed databases that this API uses.
 type Databases interface {
 	Create(ctx context.Context, p auth.Principal, req api.CreateDatabaseRequest) (api.Database, error)
+	Adopt(ctx context.Context, p auth.Principal, req api.AdoptDatabaseRequest) (api.Database, error)
 	List(ctx context.Context, p auth.Principal) ([]api.Database, error)
 	Get(ctx context.Context, p auth.Principal, id api.DatabaseID) (api.Database, error)
 	Delete(ctx context.Context, p auth.Principal, id api.DatabaseID) error
@@ -151,6 +152,16 @@ func (a API) Create(ctx context.Context, c Caller, req api.CreateDatabaseRequest
 	}
 	d, err := a.Databases.Create(ctx, c.Principal, req)
 	return shown(c, d), refusal(c, err)
+}
+
+// Adopt begins to take a database over from a node that is lost. Its caller operates the node, and gets no credentials
+// of other workspaces.
+func (a API) Adopt(ctx context.Context, c Caller, req api.AdoptDatabaseRequest) (api.Database, error) {
+	if a.Databases == nil {
+		return api.Database{}, errNoDatabases()
+	}
+	d, err := a.Databases.Adopt(ctx, c.Principal, req)
+	return withoutCredentials(withReasons(c, d)), refusal(c, err)
 }
 
 // List returns all databases without credentials.
