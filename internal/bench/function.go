@@ -1,11 +1,14 @@
 package bench
 
 import (
+	"archive/tar"
+	"bytes"
 	"context"
 	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"strings"
 	"time"
 
@@ -98,7 +101,61 @@ func (r *run) isolatedPython(ctx context.Context, f api.Function) error {
 		_, err := r.cl.Functions.Invoke(ctx, string(f.ID), api.InvokeRequest{Async: true, DelaySeconds: 3600})
 		r.add(accepted, time.Since(began), err)
 	}
+	return r.packages(ctx, f)
+}
+
+// functionPackages are the dependencies of the function whose deployments packages measures.
+const functionPackages = "blinker==1.9.0\nclick==8.1.8\nitsdangerous==2.2.0\njinja2==3.1.6\nmarkupsafe==3.0.2\n"
+
+// packages measures deployments of code with five dependencies, the first of which installs them. Where that fails, the
+// registry of packages cannot be reached from the machines of the node, and the series is skipped.
+func (r *run) packages(ctx context.Context, f api.Function) error {
+	const name = "function_deploy_packages"
+	_, code := functionCode(api.RuntimePython)
+	deploy := func(number int) error {
+		bundle, err := functionBundle("requirements.txt", functionPackages, f.Entrypoint,
+			fmt.Sprintf("import click, jinja2\n%s# package %d\n", code, number))
+		if err != nil {
+			return err
+		}
+		_, err = r.cl.Functions.Deploy(ctx, string(f.ID), bytes.NewReader(bundle), "")
+		return err
+	}
+	began := time.Now()
+	if err := deploy(0); err != nil {
+		r.report.Skipped[name] = "five packages could not be installed: " + err.Error()
+		return ctx.Err()
+	}
+	installed := time.Since(began)
+	s := r.series(name, "deployment with five dependencies that did not change, until it takes invocations",
+		&Target{P50: 3000})
+	for i := range r.times(6) {
+		began := time.Now()
+		err := deploy(i + 1)
+		r.add(s, time.Since(began), err)
+	}
+	if s.Failed == 0 {
+		s.Note = fmt.Sprintf("the first deployment, which installed them, took %v",
+			installed.Round(100*time.Millisecond))
+	}
 	return nil
+}
+
+// functionBundle returns a tar archive of pairs of names and texts.
+func functionBundle(files ...string) ([]byte, error) {
+	var out bytes.Buffer
+	w := tar.NewWriter(&out)
+	for i := 0; i < len(files); i += 2 {
+		h := &tar.Header{Typeflag: tar.TypeReg, Name: files[i], Mode: 0o644, Size: int64(len(files[i+1]))}
+		if err := w.WriteHeader(h); err != nil {
+			return nil, err
+		}
+		if _, err := io.WriteString(w, files[i+1]); err != nil {
+			return nil, err
+		}
+	}
+	err := w.Close()
+	return out.Bytes(), err
 }
 
 // invocations measures invocations one after the other.
