@@ -2,6 +2,7 @@ package schedule_test
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -56,6 +57,27 @@ func (a *apps) RunCommand(
 	return &guest{boxes: a.boxes, ends: map[uint32]func(){}}, command, end, nil
 }
 
+// machines says how many machines have not ended, and what was asked for.
+func (a *apps) machines() (int, []api.AppRunRequest) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.open, slices.Clone(a.asked)
+}
+
+// last returns the last command that was started.
+func (b *boxes) last() guestapi.ProcessSpec {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.specs[len(b.specs)-1]
+}
+
+// failOnce makes the next attempt of a command fail.
+func (b *boxes) failOnce(command string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.fails[command] = 1
+}
+
 func (a *apps) fail(err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -78,14 +100,14 @@ func TestApp(t *testing.T) {
 		if err != nil {
 			f.Fatal(err)
 		}
-		f.boxes.fails["migrate"] = 1
+		f.boxes.failOnce("migrate")
 		after(80 * time.Second)
 		runs := f.runs(s, c.ID)
 		f.want("runs", states(runs), "60 success")
 		if r := runs[0]; r.Attempt != 2 || r.Stdout != "printed by migrate\n" {
 			f.Errorf("run = %+v", r)
 		}
-		spec := f.boxes.specs[len(f.boxes.specs)-1]
+		spec := f.boxes.last()
 		f.want("where", spec.User+" "+spec.Dir+" "+spec.Timeout.String(), "web /app 1m30s")
 		f.want("variables", spec.Env["A"]+" "+spec.Env["B"]+" "+spec.Env["PANDASTACK_ATTEMPT"], "app target 2")
 		f.apps.fail(api.Errorf(api.WrongState, "app shop has no live deployment: deploy it first"))
@@ -93,8 +115,8 @@ func TestApp(t *testing.T) {
 		if r := f.runs(s, c.ID)[1]; r.Status != api.RunError || !strings.Contains(r.Error, "no live deployment") {
 			f.Errorf("run of an app that is not deployed: %s: %s", r.Status, r.Error)
 		}
-		if f.apps.open != 0 || len(f.apps.asked) != 2 || f.apps.asked[0].TimeoutSeconds != 90 {
-			f.Errorf("%d machines are left of %+v", f.apps.open, f.apps.asked)
+		if open, asked := f.apps.machines(); open != 0 || len(asked) != 2 || asked[0].TimeoutSeconds != 90 {
+			f.Errorf("%d machines are left of %+v", open, asked)
 		}
 		f.apps.fail(nil)
 		took := "take 5m"
@@ -110,8 +132,8 @@ func TestApp(t *testing.T) {
 			f.Fatal(err)
 		}
 		after(time.Second)
-		if f.apps.open != 1 {
-			f.Errorf("%d machines during a command", f.apps.open)
+		if open, _ := f.apps.machines(); open != 1 {
+			f.Errorf("%d machines during a command", open)
 		}
 		after(30 * time.Second)
 		for _, r := range f.runs(s, c.ID) {
@@ -119,8 +141,8 @@ func TestApp(t *testing.T) {
 				f.Errorf("a command that takes too long: %s: %s", r.Status, r.Error)
 			}
 		}
-		if f.apps.open != 0 {
-			f.Errorf("%d machines are left after a timeout", f.apps.open)
+		if open, _ := f.apps.machines(); open != 0 {
+			f.Errorf("%d machines are left after a timeout", open)
 		}
 	})
 }

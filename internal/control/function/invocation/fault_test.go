@@ -249,8 +249,11 @@ func TestTwoQueues(t *testing.T) {
 		for _, name := range []string{"a", "b"} {
 			f.want("queue "+name, f.counts(first, name), "0 0 0")
 		}
-		if f.functions.most > 2*5 {
-			t.Errorf("%d batches at a time, want at most 5 of each queue", f.functions.most)
+		f.functions.mu.Lock()
+		most := f.functions.most
+		f.functions.mu.Unlock()
+		if most > 2*5 {
+			t.Errorf("%d batches at a time, want at most 5 of each queue", most)
 		}
 		first.mu.Lock()
 		defer first.mu.Unlock()
