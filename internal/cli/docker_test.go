@@ -47,6 +47,10 @@ func TestCommandsOfDockerUsers(t *testing.T) {
 			t.Errorf("%v: exit code %d, %q, %q; want %d, %q and %q", tt.args, code, out, errs, tt.code, tt.out, tt.errs)
 		}
 	}
+	if code, _, errs := run(t, env, "sandbox", "create", "-t", "ubuntu-24.04"); code != 0 ||
+		!strings.Contains(errs, "ubuntu-24.04 is an alias of base: ") {
+		t.Errorf("create by an alias: exit code %d, %q", code, errs)
+	}
 	if code, out, errs := run(t, env, "capacity"); code != 0 || !strings.Contains(out, "can be promised") {
 		t.Errorf("capacity: exit code %d, %q, %q", code, out, errs)
 	}

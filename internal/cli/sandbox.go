@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pandastack/pandastack/api"
+	"github.com/pandastack/pandastack/client"
 	"github.com/pandastack/pandastack/internal/cli/cmdutil"
 	"github.com/pandastack/pandastack/internal/cli/process"
 	"github.com/pandastack/pandastack/internal/cli/values"
@@ -119,10 +120,20 @@ func (a *app) sandboxCreate() *cobra.Command {
 		if err != nil {
 			return err
 		}
+		if req.Template != "" && sb.Template != req.Template {
+			a.explainAlias(c.Context(), cl, req.Template, sb.Template)
+		}
 		a.Statusf("%s is running from template %s (%s, %d ms)", sb.ID, sb.Template, sb.BootMode, sb.BootMS)
 		return a.PrintLine(sb, string(sb.ID))
 	}
 	return c
+}
+
+// explainAlias says which template another name has given: ubuntu-24.04 may be of another distribution.
+func (a *app) explainAlias(ctx context.Context, cl *client.Client, alias, name string) {
+	if t, err := cl.Templates.Get(ctx, name); err == nil { // the sandbox runs, whatever its template is
+		a.Statusf("%s is an alias of %s: %s", alias, name, t.Description)
+	}
 }
 
 func seconds(d time.Duration) *int64 {

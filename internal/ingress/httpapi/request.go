@@ -157,7 +157,7 @@ func (s *Server) writeError(w http.ResponseWriter, r *http.Request, err error) {
 		if e.Unwrap() != nil {
 			cause = e.Unwrap()
 		}
-		s.deps.Log.ErrorContext(r.Context(), "request failed", "err", cause, "route", r.Pattern, "request", e.RequestID)
+		s.deps.Log.ErrorContext(r.Context(), "request failed", "err", cause, "route", r.Pattern)
 	}
 	m := e.Code.Info()
 	if m.Code == api.Unauthenticated {

@@ -25,6 +25,7 @@ import (
 	"github.com/pandastack/pandastack/internal/ingress/httpapi/services"
 	"github.com/pandastack/pandastack/internal/ingress/httpapi/sshapi"
 	"github.com/pandastack/pandastack/internal/ingress/repl"
+	"github.com/pandastack/pandastack/internal/lib/obs"
 )
 
 // Config is the configuration that the assembly passes.
@@ -143,7 +144,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusNoContent)
 		return
 	}
-	r = r.WithContext(context.WithValue(r.Context(), requestKey{}, id))
+	r = r.WithContext(obs.WithRequest(context.WithValue(r.Context(), requestKey{}, id), string(id)))
 	if s.serveForwarded(w, r) {
 		return
 	}
@@ -236,8 +237,6 @@ func (s *Server) serve(rt route) http.Handler {
 					rt.pattern,
 					"err",
 					fault,
-					"request",
-					rq.id(),
 				)
 				s.finishWithError(
 					sw,
@@ -275,8 +274,7 @@ func (s *Server) serve(rt route) http.Handler {
 // finishWithError sends an error unless the response has begun.
 func (s *Server) finishWithError(w *statusWriter, r *http.Request, err error) {
 	if w.status != 0 {
-		id := r.Context().Value(requestKey{})
-		s.deps.Log.WarnContext(r.Context(), "response broke off", "err", err, "request", id)
+		s.deps.Log.WarnContext(r.Context(), "response broke off", "err", err)
 		return
 	}
 	s.writeError(w, r, err)

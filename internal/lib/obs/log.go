@@ -22,12 +22,12 @@ func NewLogger(w io.Writer, format, level string) (*slog.Logger, error) {
 	default:
 		return nil, fmt.Errorf("log level %q is not one of debug, info, warn, error", level)
 	}
-	opt := &slog.HandlerOptions{Level: l}
+	opt := &slog.HandlerOptions{Level: l, ReplaceAttr: durationText}
 	switch format {
 	case "text":
-		return slog.New(slog.NewTextHandler(w, opt)), nil
+		return slog.New(requestHandler{slog.NewTextHandler(w, opt)}), nil
 	case "json":
-		return slog.New(slog.NewJSONHandler(w, opt)), nil
+		return slog.New(requestHandler{slog.NewJSONHandler(w, opt)}), nil
 	}
 	return nil, fmt.Errorf("log format %q is not one of text, json", format)
 }
