@@ -22,6 +22,7 @@ import (
 	apps "github.com/pandastack/pandastack/internal/cli/app"
 	"github.com/pandastack/pandastack/internal/cli/backup"
 	"github.com/pandastack/pandastack/internal/cli/cmdutil"
+	"github.com/pandastack/pandastack/internal/cli/completion"
 	"github.com/pandastack/pandastack/internal/cli/database"
 	"github.com/pandastack/pandastack/internal/cli/function"
 	"github.com/pandastack/pandastack/internal/cli/process"
@@ -186,6 +187,7 @@ func (a *app) root() *cobra.Command {
 	add("use", a.keys(), a.workspaces(), a.audit(), a.me())
 	add("apps", apps.Deploy(a.Factory), apps.Command(a.Factory), function.Command(a.Factory))
 	add("measure", a.demo(), a.bench(), a.conformance())
+	completion.Register(a.Factory, root)
 	return root
 }
 

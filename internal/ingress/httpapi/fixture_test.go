@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -26,6 +25,7 @@ import (
 	"github.com/pandastack/pandastack/internal/control/sandbox"
 	"github.com/pandastack/pandastack/internal/ingress/httpapi"
 	"github.com/pandastack/pandastack/internal/ingress/proxy"
+	"github.com/pandastack/pandastack/internal/lib/obs"
 )
 
 // patience bounds every wait of the tests.
@@ -666,7 +666,10 @@ func newFixture(t testing.TB, change ...func(*httpapi.Deps)) *fixture {
 		byKey: map[string]api.SandboxID{}, more: make(chan struct{}),
 	}
 	w := &fixture{t: t, boxes: b, log: &bytes.Buffer{}, audit: &recorder{}}
-	log := slog.New(slog.NewTextHandler(&locked{w: w.log}, nil))
+	log, err := obs.NewLogger(&locked{w: w.log}, "text", "info")
+	if err != nil {
+		t.Fatal(err)
+	}
 	ports := proxy.New(proxy.Config{Log: log})
 	t.Cleanup(ports.Close)
 	deps := httpapi.Deps{
