@@ -180,7 +180,7 @@ func (a *app) root() *cobra.Command {
 		}
 	}
 	add("node", a.up(), a.setup(), a.service(), a.doctor(), a.config(), a.version(),
-		process.Capacity(a.Factory), backup.Command(a.Factory, a.backupHost()))
+		process.Capacity(a.Factory), backup.Command(a.Factory, a.backupHost()), backup.Disk(a.Factory, a.backupHost()))
 	add("use", a.sandbox(), a.template(), a.snapshot(), volume.Command(a.Factory), database.Command(a.Factory),
 		schedule.Command(a.Factory))
 	add("use", ssh.Commands(a.Factory)...)

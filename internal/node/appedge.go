@@ -50,7 +50,7 @@ func (n *node) customDomains(ctx context.Context, a *apps, db *store.DB) error {
 	}
 	cfg := acme.Config{
 		Directory: set.Directory, Email: set.Email, KeyID: set.KeyID, Host: host, Fallback: n.cert.Get,
-		HTTPPort: portOf(n.plain), TLSPort: portOf(n.secure),
+		HTTPPort: portOf(n.plain), TLSPort: portOf(n.secure), Names: set.Hosts(),
 	}
 	if set.MACKey != "" {
 		key, err := os.ReadFile(set.MACKey)

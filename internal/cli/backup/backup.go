@@ -1,4 +1,4 @@
-// Package backup has the commands for backups of a node, which root runs on its host.
+// Package backup has the commands for backups of a node and for its disk, which root runs on its host.
 package backup
 
 import (

@@ -1,12 +1,14 @@
-// Package acme has certificates issued for the custom domains of apps by an authority that speaks ACME (RFC 8555).
+// Package acme has certificates issued for the custom domains of apps, and for names of this server, by an authority
+// that speaks ACME (RFC 8555).
 //
 // A certificate is issued when a domain is verified, or with the first handshake that asks for it, and renewed while it
 // is used. The authority checks the domain over the listeners of this server, by TLS-ALPN-01 or HTTP-01. Certificates,
 // keys and accounts are kept in the store, encrypted; locks in the store keep several processes from asking for the
 // same certificate.
 //
-// Invariants. No certificate is asked for unless Domains allows its name. After a failure the name waits, longer with
-// every further one, so that a domain that is set up wrongly does not use up the limits of the authority.
+// Invariants. No certificate is asked for unless its name is in Config.Names or Domains allows it. After a failure the
+// name waits, longer with every further one, so that a domain that is set up wrongly does not use up the limits of the
+// authority.
 //
 // All methods may be called concurrently.
 package acme
@@ -52,6 +54,9 @@ type Config struct {
 	// authority reaches them by the ports 80 and 443 of the domain.
 	HTTPPort, TLSPort int
 	Host              string // address of these listeners
+	// Names are host names of this server itself, which may have certificates beside those of Domains. They have that
+	// of Fallback until theirs is issued.
+	Names []string
 	// Fallback returns the certificate for all names that are not allowed.
 	Fallback func(*tls.ClientHelloInfo) (*tls.Certificate, error)
 	Interval time.Duration // between looks for domains without a certificate; 0: 30 s
@@ -147,7 +152,7 @@ func (m *Manager) Run(ctx context.Context) error {
 	tick := time.NewTicker(m.cfg.Interval)
 	defer tick.Stop()
 	for {
-		names, err := m.domains.Unissued(ctx)
+		names, err := m.unissued(ctx)
 		if err != nil && ctx.Err() == nil {
 			m.log.Warn("domains without a certificate are not known", "err", err)
 		}
@@ -162,6 +167,32 @@ func (m *Manager) Run(ctx context.Context) error {
 		case <-tick.C:
 		}
 	}
+}
+
+// unissued returns the names that may have certificates and have none, those of this server first.
+func (m *Manager) unissued(ctx context.Context) ([]string, error) {
+	var names []string
+	for _, name := range m.cfg.Names {
+		if !m.isReady(name) {
+			names = append(names, name)
+		}
+	}
+	others, err := m.domains.Unissued(ctx)
+	return append(names, others...), err
+}
+
+func (m *Manager) isReady(name string) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.ready[name]
+}
+
+// allowed returns nil if a name may have a certificate.
+func (m *Manager) allowed(ctx context.Context, name string) error {
+	if slices.Contains(m.cfg.Names, name) {
+		return nil
+	}
+	return m.domains.Allowed(ctx, name)
 }
 
 // end lets no further order begin and cancels those under way.
@@ -231,7 +262,7 @@ func (m *Manager) order(name string) *order {
 
 // decide returns nil if a certificate may be asked for now.
 func (m *Manager) decide(ctx context.Context, name string) error {
-	if err := m.domains.Allowed(ctx, name); err != nil {
+	if err := m.allowed(ctx, name); err != nil {
 		return err
 	}
 	m.mu.Lock()
@@ -292,8 +323,11 @@ func (m *Manager) Certificate(hello *tls.ClientHelloInfo) (*tls.Certificate, err
 		return m.magic.GetCertificate(hello)
 	}
 	name := strings.ToLower(strings.TrimSuffix(hello.ServerName, "."))
-	if !strings.Contains(name, ".") || m.domains.Allowed(hello.Context(), name) != nil {
+	if !strings.Contains(name, ".") || m.allowed(hello.Context(), name) != nil {
 		return m.cfg.Fallback(hello)
+	}
+	if slices.Contains(m.cfg.Names, name) && !m.isReady(name) {
+		return m.cfg.Fallback(hello) // Run asks for it
 	}
 	if err := m.await(hello.Context(), name, handshakeWait); err != nil {
 		return nil, err

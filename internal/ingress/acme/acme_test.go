@@ -164,12 +164,19 @@ type fixture struct {
 	tls      net.Listener
 	plain    net.Listener
 	fallback atomic.Int64 // handshakes with the certificate of the server
+	own      []string     // names of the server
 }
 
 // newFixture returns a server whose certificates an authority issues, over TLS-ALPN-01 unless byHTTP is set.
 func newFixture(t *testing.T, byHTTP bool, names ...string) *fixture {
 	t.Helper()
-	f := &fixture{t: t, names: &domains{allowed: map[string]bool{}, issued: make(chan string, 8)}}
+	return newOwnFixture(t, byHTTP, nil, false, names...)
+}
+
+// newOwnFixture is newFixture of a server with names of its own. refuse makes the authority refuse all orders.
+func newOwnFixture(t *testing.T, byHTTP bool, own []string, refuse bool, names ...string) *fixture {
+	t.Helper()
+	f := &fixture{t: t, names: &domains{allowed: map[string]bool{}, issued: make(chan string, 8)}, own: own}
 	for _, name := range names {
 		f.names.allowed[name] = false
 	}
@@ -181,6 +188,7 @@ func newFixture(t *testing.T, byHTTP bool, names ...string) *fixture {
 		t.Fatal(err)
 	}
 	f.ca = newAuthority(t, port(f.plain), port(f.tls), byHTTP)
+	f.ca.refuse.Store(refuse)
 	key := make([]byte, store.KeyBytes)
 	f.db, err = store.Open(t.Context(), store.Config{DSN: filepath.Join(t.TempDir(), "control.db"), Key: key})
 	if err != nil {
@@ -207,7 +215,7 @@ func (f *fixture) newManager(byHTTP bool) *acme.Manager {
 	f.t.Helper()
 	cfg := acme.Config{
 		Directory: f.ca.URL + wfe.DirectoryPath, Email: "a@example.com", Roots: f.ca.roots(), Host: "127.0.0.1",
-		TLSPort: port(f.tls), Delay: time.Hour,
+		TLSPort: port(f.tls), Delay: time.Hour, Names: f.own,
 		Fallback: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 			f.fallback.Add(1)
 			return nil, errors.New("the certificate of the server")

@@ -219,11 +219,15 @@ func (a Apps) Quiet() []string { return list(strings.ToLower(a.QuietAgents)) }
 // ACME configures the authority that issues certificates for the custom domains of apps.
 type ACME struct {
 	Directory string `yaml:"directory" default:""`
+	Names     string `yaml:"names" default:""`
 	Email     string `yaml:"email" default:""`
 	KeyID     string `yaml:"key_id" default:""`
 	MACKey    string `yaml:"mac_key" path:"file" default:""`
 	CA        string `yaml:"ca" path:"file" default:""`
 }
+
+// Hosts returns the names in Names, in lower case.
+func (a ACME) Hosts() []string { return list(strings.ToLower(a.Names)) }
 
 // AppMirrors configures how builds of apps reach what they download.
 type AppMirrors struct {

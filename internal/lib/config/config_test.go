@@ -303,3 +303,25 @@ func TestPreviewDomain(t *testing.T) {
 		}
 	}
 }
+
+func TestBackupsAndNames(t *testing.T) {
+	const ca = "tls: {listen: ':1'}\nacme: {directory: 'https://ca', "
+	for _, c := range [][2]string{
+		{"backup:\n  every: 10s\n", "backup.every: 10s is less than a minute"},
+		{"backup:\n  every: 1h\n  url: /b\n", "backup.passphrase_file: backup.every needs it"},
+		{"backup:\n  every: 1h\n  passphrase_file: /p\n", "backup.url: backup.every needs it"},
+		{"backup:\n  url: b\n", "backup.url: \"b\" is neither an absolute path"},
+		{"backup:\n  keep: -1\n", "backup.keep"},
+		{"backup:\n  every: 1h\n  passphrase_file: /p\n  url: s3://b\n", ""},
+		{"acme:\n  names: panda.example.org\n", "acme.names: is set, and acme.directory is not"},
+		{ca + "names: '*.a.b'}", "\"*.a.b\" is not a full host name"},
+		{ca + "names: 10.0.0.1}", "\"10.0.0.1\" is not a full host name"},
+		{ca + "names: 'A.b, c.d'}", ""},
+	} {
+		text, problem := c[0], c[1]
+		_, err := config.Load(config.Sources{File: write(t, "node.yaml", text)})
+		if (err == nil) != (problem == "") || err != nil && !strings.Contains(err.Error(), problem) {
+			t.Errorf("%q: %v, want %q", text, err, problem)
+		}
+	}
+}

@@ -210,6 +210,8 @@ var settingDocs = map[string]string{
 	"acme.directory": "URL of the authority that issues certificates for the custom domains of apps, such as " +
 		"https://acme-v02.api.letsencrypt.org/directory; setting it accepts its terms. Needs tls.listen, and that " +
 		"port 443 of the domains leads there. Empty: no certificates are issued.",
+	"acme.names": "Host names of the node itself, separated by commas, that get certificates from the authority, " +
+		"too, such as that of public_url; each must lead to this node. Names of previews need a wildcard: tls.cert.",
 	"acme.email": "Address that the authority sends warnings to.",
 	"acme.key_id": "Key id of an account with the authority that its accounts are bound to; empty if it " +
 		"needs none.",

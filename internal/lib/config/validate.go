@@ -168,6 +168,14 @@ func (n *Node) validateAppRequests(bad func(string, string, ...any)) {
 	if a.HSTS < 0 {
 		bad("apps.hsts", "%v is negative; use 0s to send none", a.HSTS)
 	}
+	for _, name := range n.ACME.Hosts() {
+		if !strings.Contains(name, ".") || strings.ContainsAny(name, "*:/") || net.ParseIP(name) != nil {
+			bad("acme.names", "%q is not a full host name such as panda.example.org; for wildcards use tls.cert", name)
+		}
+	}
+	if n.ACME.Names != "" && n.ACME.Directory == "" {
+		bad("acme.names", "is set, and acme.directory is not; set both")
+	}
 	switch u, err := url.Parse(n.ACME.Directory); {
 	case n.ACME.Directory == "":
 	case err != nil || u.Scheme != "https" || u.Host == "":
