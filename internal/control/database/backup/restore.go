@@ -13,8 +13,10 @@ import (
 )
 
 const (
-	// readyInterval is the time between looks at a server that recovers.
-	readyInterval = 50 * time.Millisecond
+	// readyFirst and readyMost bound the time between looks at a server that recovers. Every look makes a process in
+	// its machine, which takes from the recovery: it is a tenth of the time that the recovery has taken.
+	readyFirst = 50 * time.Millisecond
+	readyMost  = time.Second
 	// settleLimit bounds the wait for the log of a server that responds to get into the archive.
 	settleLimit = 2 * time.Minute
 )
@@ -200,8 +202,10 @@ type checker interface {
 
 // waitFor waits until check has no error.
 func waitFor(ctx context.Context, server checker, p Primary, check func(context.Context, Primary) error) error {
-	ticker := time.NewTicker(readyInterval)
-	defer ticker.Stop()
+	began := time.Now()
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	<-timer.C
 	for {
 		err := check(ctx, p)
 		if err == nil {
@@ -210,8 +214,9 @@ func waitFor(ctx context.Context, server checker, p Primary, check func(context.
 		if failed := server.Check(ctx); failed != nil {
 			return fmt.Errorf("the restored server has ended: %w", failed)
 		}
+		timer.Reset(min(max(time.Since(began)/10, readyFirst), readyMost))
 		select {
-		case <-ticker.C:
+		case <-timer.C:
 		case <-ctx.Done():
 			return fmt.Errorf("the restored server is not ready: %w: %w", context.Cause(ctx), err)
 		}

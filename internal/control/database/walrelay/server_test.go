@@ -61,11 +61,17 @@ type running struct {
 
 func startRelay(t *testing.T, s *pglab.Server, a *archive.Archive, dir string, synchronous ...bool) *running {
 	t.Helper()
-	r, err := walrelay.New(walrelay.Config{
-		Server: serverConfig(s), Archive: a, Slot: "relay", Dir: dir, Retry: 10 * time.Millisecond,
-		Synchronous: slices.Contains(synchronous, true), Partial: 100 * time.Millisecond, StopLimit: time.Minute,
-		Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
+	return startRelayAs(t, walrelay.Config{
+		Server: serverConfig(s), Archive: a, Dir: dir, Retry: 10 * time.Millisecond,
+		Synchronous: slices.Contains(synchronous, true), Partial: 100 * time.Millisecond,
 	})
+}
+
+// startRelayAs starts a relay with other settings.
+func startRelayAs(t *testing.T, cfg walrelay.Config) *running {
+	t.Helper()
+	cfg.Slot, cfg.StopLimit, cfg.Log = "relay", time.Minute, slog.New(slog.NewTextHandler(t.Output(), nil))
+	r, err := walrelay.New(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -370,7 +376,8 @@ func commits(t *testing.T, s *pglab.Server, total int) float64 {
 	return float64(total) / time.Since(began).Seconds()
 }
 
-// The test reports what a relay costs a server that waits for the disk. It asserts nothing of the time.
+// The test reports what a relay with the settings of a node costs a server that waits for the disk. It asserts
+// nothing of the time.
 func TestOverhead(t *testing.T) {
 	s := pglab.New(t, "fsync=on")
 	dir := t.TempDir()
@@ -383,11 +390,13 @@ func TestOverhead(t *testing.T) {
 	var without, with, sync float64
 	for range 3 { // alternating, for other programs use the host
 		without += commits(t, s, total)
-		r := startRelay(t, s, a, dir+"/spool")
+		cfg := walrelay.Config{Server: serverConfig(s), Archive: a, Dir: dir + "/spool"}
+		r := startRelayAs(t, cfg)
 		flush(t, s, r)
 		with += commits(t, s, total)
 		r.stop()
-		r = startRelay(t, s, a, dir+"/spool", true)
+		cfg.Synchronous = true
+		r = startRelayAs(t, cfg)
 		flush(t, s, r)
 		s.Exec("alter system set synchronous_standby_names = relay")
 		s.Exec("select pg_reload_conf()")
