@@ -355,6 +355,8 @@ func TestRestart(t *testing.T) {
 		t.Errorf("built again: %+v", fn)
 	}
 
+	w.quiet() // the machine of an invocation is removed after its response
+
 	// An invocation with a key has a row while it is under way, and its machine is there after the process has ended.
 	under := w.begin(t.Context(), api.InvokeRequest{Input: input("wait"), IdempotencyKey: "key"})
 	<-w.runtime.entered
