@@ -44,12 +44,12 @@ func TestFunctionCode(t *testing.T) {
 	put(alone, "functions/b", "the code of b")
 	shared := newNode(t, bucket, key)
 	shared.Config.DataDir = one.Config.DataDir
-	first, err := shared.functionCode(ctx, "one")
-	if err != nil {
+	if _, err := shared.functionCode(ctx, "one"); err != nil {
 		t.Fatal(err)
 	}
 	put(alone, "functions/a", "the code of a") // as if the node had been killed before it was removed
-	if first, err = shared.functionCode(ctx, "one"); err != nil {
+	first, err := shared.functionCode(ctx, "one")
+	if err != nil {
 		t.Fatal(err)
 	}
 	second, err := newNode(t, bucket, key).functionCode(ctx, "one")
