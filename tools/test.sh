@@ -5,11 +5,11 @@ set -uo pipefail
 cd "$(dirname "$0")/.."
 
 unit() {
-	local race= status=0 packages long='(Every(Step|Operation|Write|Request)|AtScale)'
+	local race= status=0 packages long='(Every(Step|Operation|Write|Request)|AtScale|Postgres)'
 	packages=$(go list ./... | grep -v /test/)
 	# Tests that fail and kill an operation after each of its steps, and those with thousands of rows, repeat one path
-	# many times; other tests of these packages show its races. Without the race detector they take a quarter of the
-	# time.
+	# many times, and those over PostgreSQL repeat what runs over SQLite; other tests of these packages show its races.
+	# Without the race detector they take a quarter of the time.
 	if command -v gcc >/dev/null; then
 		# SQLite was translated from C, with a memory and locks of its own. To check each of its pointers, as comes
 		# with -race, and to watch each of its accesses is two thirds of what tests with a store take.
