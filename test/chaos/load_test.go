@@ -42,37 +42,40 @@ func TestManyClients(t *testing.T) {
 			t.Errorf("%s under load: %v; want success or an error that may be retried", op, err)
 		}
 	}
+	request := func(ctx context.Context, i, round int) {
+		id := shared[(i+round)%len(shared)]
+		switch (i + round) % 10 {
+		case 0:
+			s, err := c.Sandboxes.Create(ctx, api.CreateRequest{Template: "mini"})
+			note("create", err)
+			if err != nil {
+				return
+			}
+			for err = c.Sandboxes.Delete(ctx, s.ID); err != nil && ctx.Err() == nil; {
+				note("delete", err)
+				err = c.Sandboxes.Delete(ctx, s.ID)
+			}
+			note("delete", err)
+		case 1, 2, 3:
+			_, err := c.Sandboxes.Get(ctx, id)
+			note("get", err)
+		case 4:
+			_, err := c.Sandboxes.List(ctx, api.SandboxFilter{Limit: 20})
+			note("list", err)
+		default:
+			out, err := c.Sandboxes.Exec(ctx, id, api.ExecRequest{Cmd: fmt.Sprintf("echo %d", i)})
+			if err == nil && out.Stdout != fmt.Sprintf("%d\n", i) {
+				t.Errorf("client %d got output %q", i, out.Stdout)
+			}
+			note("exec", err)
+		}
+	}
 	for i := range 200 {
 		all.Go(func() {
-			ctx, cancel := context.WithTimeout(t.Context(), patience)
-			defer cancel()
 			for round := range 3 * *scale {
-				id := shared[(i+round)%len(shared)]
-				switch (i + round) % 10 {
-				case 0:
-					s, err := c.Sandboxes.Create(ctx, api.CreateRequest{Template: "mini"})
-					note("create", err)
-					if err != nil {
-						continue
-					}
-					for err = c.Sandboxes.Delete(ctx, s.ID); err != nil && ctx.Err() == nil; {
-						note("delete", err)
-						err = c.Sandboxes.Delete(ctx, s.ID)
-					}
-					note("delete", err)
-				case 1, 2, 3:
-					_, err := c.Sandboxes.Get(ctx, id)
-					note("get", err)
-				case 4:
-					_, err := c.Sandboxes.List(ctx, api.SandboxFilter{Limit: 20})
-					note("list", err)
-				default:
-					out, err := c.Sandboxes.Exec(ctx, id, api.ExecRequest{Cmd: fmt.Sprintf("echo %d", i)})
-					if err == nil && out.Stdout != fmt.Sprintf("%d\n", i) {
-						t.Errorf("client %d got output %q", i, out.Stdout)
-					}
-					note("exec", err)
-				}
+				ctx, cancel := context.WithTimeout(t.Context(), patience)
+				request(ctx, i, round)
+				cancel()
 			}
 		})
 	}
