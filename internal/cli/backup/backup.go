@@ -32,9 +32,9 @@ func Command(f *cmdutil.Factory, h Host) *cobra.Command {
 		g.create(), g.list(), g.verify(), g.restore(), g.delete())
 	c.Long = "Back up and restore the node on this machine, as root. A backup has everything that the node\n" +
 		"keeps: the database, all keys, sandboxes with their disks, snapshots, templates, volumes, apps and\n" +
-		"functions. It is encrypted; who has the passphrase and the backup has all of that, and without the\n" +
-		"passphrase nothing can be read. Backups are in a directory or an object store: --at, or the setting\n" +
-		"backup.url."
+		"functions. It is encrypted: anybody with the passphrase and the backup can read all of that, and\n" +
+		"without the passphrase nothing can be read. Backups are in a directory or an object store: --at, or\n" +
+		"the setting backup.url."
 	p := c.PersistentFlags()
 	p.StringVar(&g.place, "at", "", "directory, or URL such as s3://bucket (default: the setting backup.url)")
 	p.StringVar(&g.passphrase, "passphrase-file", "",

@@ -165,12 +165,11 @@ func (i *installer) poetry(ctx context.Context, system string) error {
 	if err != nil {
 		return err
 	}
-	index, ok := lookup(i.env, "PIP_INDEX_URL")
-	if !ok {
-		index = "https://pypi.org/simple/"
+	if index, ok := lookup(i.env, "PIP_INDEX_URL"); ok {
+		i.env = append(i.env, "POETRY_PYPI_MIRROR_URL="+index) // Poetry does not read the settings of pip
 	}
 	defer os.RemoveAll(cache) // it would be in every machine of the function
-	i.env = append(i.env, "VIRTUAL_ENV="+i.packages(), "POETRY_PYPI_MIRROR_URL="+index, "POETRY_CACHE_DIR="+cache)
+	i.env = append(i.env, "VIRTUAL_ENV="+i.packages(), "POETRY_CACHE_DIR="+cache)
 	return i.run(ctx, filepath.Join(tools, "bin", "poetry"), "install", "--only", "main", "--no-root",
 		"--no-interaction", "--no-ansi")
 }
